@@ -1,5 +1,5 @@
-"""Processes that die in the middle of a call: at a number of bytes, before a call of the system,
-while they pickle. For checks and tests of what must hold then.
+"""Processes that die in the middle of a call: at a number of bytes, before a system call,
+while they pickle. For checks and tests of what must still hold then.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ def watched(before):
 
 
 def in_child(call, most_bytes=None, dies=True):
-    """Run call() in a process of its own; return how it ended: "done", "raised" or "killed".
+    """Run call() in its own process; return how it ended: "done", "raised" or "killed".
 
-    most_bytes: the size up to which a file can be written: at the next byte the process is killed;
+    most_bytes: the size limit of files: at the next byte the process is killed;
                 if not `dies`, an OSError is raised, as on a full disk
     """
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""Formula: a formula for the learner to derive, tried at points that nobody chose.
+"""Formula: a formula for the learner to derive, tested at random points.
 
     check(largest_data_parallel=lambda tokens, flops, bandwidth: ...)
 """
@@ -17,12 +17,12 @@ CLOSE = 1e-6  # of the right number: two ways to write one formula differ by rou
 class Formula:
     """A formula as an answer: a function of numbers.
 
-    arguments  {name: (lowest, highest)} in which points are drawn, evenly in the logarithm
+    arguments  {name: (lowest, highest)}, between which points are drawn, uniformly in the logarithm
     answer     the library's formula, called with the arguments in this order
     solution   the source of a lambda
     mistakes   {source of a wrong lambda: what it confuses}
-    hint       the first one: what to think of
-    step       the second one: an equation that has the formula in it
+    hint       the first hint: what to think of
+    step       the second hint: an equation that contains the formula
     """
 
     name: str
@@ -43,13 +43,13 @@ class Formula:
         return f"lambda {', '.join(self.arguments)}: ..."
 
     def points(self):
-        """Draw the points by a fixed seed; they are the same in each call."""
+        """Draw the points with a fixed seed; they are the same in each call."""
         draw = random.Random(SEED)
         return [tuple(math.exp(draw.uniform(math.log(low), math.log(high)))
                       for low, high in self.arguments.values()) for _ in range(POINTS)]
 
     def fault_of(self, formula):
-        """Return what is wrong with the learner's formula, as a sentence; "" where nothing is."""
+        """Return what is wrong with the learner's formula, as a sentence; "" if nothing is."""
         if not callable(formula):
             return f"a formula is wanted: {self.stub}"
         try:
@@ -77,7 +77,7 @@ class Formula:
         return ""
 
     def _difference(self, formula, points, values, expected):
-        """Tell a constant factor, else the first argument with which the two grow differently."""
+        """Report a constant factor, else the first argument on which the two depend differently."""
         factor = values[0] / expected[0]
         if _equal(values, [factor * each for each in expected]):
             return f"it is {factor:.3g} times the right one at all {POINTS} points that were tried"

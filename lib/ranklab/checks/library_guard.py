@@ -1,7 +1,7 @@
 """Is an answer the learner's own, or does it call the library's function that it is to replace?
 
-Calls are watched, not hindered: library code that is built on the answer works inside a check as
-it does elsewhere. A profiler would see the calls, too, but cost a check a quarter of its time.
+Calls are watched, not blocked: library code built on the answer works inside a check as it does
+elsewhere. A profiler would see the calls as well, but cost a quarter of a check's time.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ NO_FILE = "<frozen", "<string"  # importing; what dataclasses write
 
 
 class LibrarysAnswer(Mistake):
-    """The learner's code calls the very function that it is to replace."""
+    """The learner's code calls the very function that it should replace."""
 
     def __init__(self, name):
         super().__init__(f"it calls the library's own {name}",
@@ -26,9 +26,9 @@ class LibrarysAnswer(Mistake):
 
 
 def is_made_of(learner_fn, answer):
-    """Return whether a function has the very code of `answer`, under the decorators of both.
+    """Return whether a function has the same code as `answer`, under the decorators of both.
 
-    Decorators are unwrapped because the code of contextlib's is the same in every context manager.
+    Decorators are unwrapped because contextlib's has the same code for every context manager.
     """
     mine, theirs = (getattr(inspect.unwrap(fn), "__code__", fn) for fn in (learner_fn, answer))
     return mine is theirs
@@ -38,9 +38,10 @@ def is_made_of(learner_fn, answer):
 def calls_watched(answer):
     """Raise LibrarysAnswer, inside the block, when the learner's code calls `answer`.
 
-    `answer` is a function or a class. A call counts under whatever name it is reached, and also by
-    way of other library code.
-    Until the end its functions have other code, which looks at the stack and then does the same.
+    `answer` is a function or a class. A call counts under any name, including calls through other
+    library code.
+    Inside the block its functions have different code, which checks the stack and then does the
+    same.
     """
     with contextlib.ExitStack() as at_end:
         for function in _functions(answer):
@@ -52,7 +53,7 @@ def calls_watched(answer):
 
 
 def _watching(function, answer):
-    """Code in place of that of `function`, which stands in the same file at the same line."""
+    """Return code to replace that of `function`, with the same file and line."""
     as_it_was = types.FunctionType(function.__code__, function.__globals__, function.__name__,
                                    function.__defaults__, function.__closure__)
     as_it_was.__kwdefaults__ = function.__kwdefaults__
@@ -84,7 +85,7 @@ def _functions(answer):
 
 
 def _is_of_learner(frame, kind, answer):
-    """False where library code calls, and the check, or nobody, has called that library code."""
+    """Return False if library code calls, itself called by the check or by nobody."""
     if isinstance(answer, type) and _is_theirs(kind, answer):
         return True
     by_library = False
@@ -101,6 +102,6 @@ def _is_of_learner(frame, kind, answer):
 
 
 def _is_theirs(kind, answer):
-    """True of a class that the learner has derived from `answer`."""
+    """Return True for a class that the learner derived from `answer`."""
     return (issubclass(kind, answer) and kind is not answer
             and not kind.__module__.startswith("ranklab."))

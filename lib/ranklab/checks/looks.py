@@ -1,4 +1,4 @@
-"""How a check of its own looks at what it sees: a look raises a Mistake where something is wrong.
+"""Looks, for hand-written checks: a look raises a Mistake if an observation is wrong.
 
     def _trial(fn, ranks):                           # on every rank
         result = fn(..., **ranks.keywords)
@@ -6,7 +6,7 @@
 
     on_groups(_trial, fn, ranks=4, grouping=GROUPS[0])
 
-Looks run when all is done, because a rank that stopped early would let the others wait.
+Looks run after all calls, because a rank that stopped early would leave the others waiting.
 """
 
 from functools import partial
@@ -17,13 +17,13 @@ from ranklab.checks.trial import on_ranks, refuses
 
 
 def expect(is_so, what, hint):
-    """Raise a Mistake unless it is so; `what` says what is seen instead."""
+    """Raise a Mistake unless `is_so`; `what` says what is seen instead."""
     if not is_so:
         raise Mistake(what, hint)
 
 
 def located(where, look, *args):
-    """Return look(*args); the Mistake that it raises begins with `where`."""
+    """Return look(*args); prefix the Mistake that it raises with `where`."""
     try:
         return look(*args)
     except Mistake as mistake:
@@ -31,15 +31,15 @@ def located(where, look, *args):
 
 
 def refused(what, call):
-    """Return a look at whether call() is a ValueError; it is called now, on all ranks."""
+    """Return a look at whether call() raises ValueError; it is called now, on all ranks."""
     return partial(expect, refuses(call), f"{what}: no ValueError", "Refuse it before training "
                    "begins, with a sentence that says what is wrong.")
 
 
 def on_groups(trial, fn, ranks, grouping=ALL):
-    """Return what the looks of trial(fn, Ranks) return, for each rank: those that are not None.
+    """Return the results of the looks of trial(fn, Ranks) that are not None, for each rank.
 
-    grouping  groups of ranks, side by side; ALL: one of all, which has no name
+    grouping  groups of ranks, run side by side; ALL: one group of all ranks, without a name
     Raises: the Mistake of the first look that fails.
     """
     seen = on_ranks(_on_rank, trial, fn, grouping, ranks=ranks)

@@ -1,4 +1,4 @@
-"""What tensors this process holds, whoever holds them."""
+"""The tensors that this process holds, whatever object holds them."""
 
 import gc
 

@@ -1,8 +1,8 @@
-"""Clusters: where training really runs, and how to see what it does there (lab 15).
+"""Clusters: where training really runs, and how to watch it there (lab 15).
 
-Read job.py, then what your question is about:
+Read job.py, then the files on your question:
     jobs      sbatch.py, manifest.py, storage.py, systems.py (what was run where)
-    networks  nccl.py (what to set), nccl_log.py (what it did)
+    networks  nccl.py (the settings), nccl_log.py (what NCCL did)
     watching  exporter.py, rules.py; promql.py and alerts.py (a rule, evaluated), promtool.py;
               monitor.py (real servers), poller.py; stories.py, recordings.py, alarm.py
     a cluster inside this machine  hosts.py, slurm.py

@@ -33,7 +33,7 @@ def sick_rank_alarm(metrics):
     evidence, step = [], np.nanmedian(metrics[SECONDS][-8:])  # (ranks,) of each metric; > 1: sick
     for name, sign, limit in ((SECONDS, 1, 0.05), (DATA, 1, 0.05), (CLOCK, -1, 0.025)):
         x = sign * metrics[name][-40:]
-        usual = np.sort(x, axis=1)[:, R // 2, None]  # what all ranks have in common is no sickness
+        usual = np.sort(x, axis=1)[:, R // 2, None]  # what all ranks share is no sickness
         x = np.where(np.isnan(x), usual, x)
         x = (x - usual) / (step if name == DATA else np.abs(usual))
         now, before = x[-8:], np.median(x[:-8], axis=0)
@@ -47,9 +47,9 @@ def sick_rank_alarm(metrics):
 
 
 def rule_alarm(metrics, factor=1.2, minutes=5):
-    """Return the rank that straggler_rule finds slow in the same metrics; None if there is none.
+    """Return the rank that straggler_rule finds slow in these metrics; None if there is none.
 
-    Step times are compared by a mean over four scrapes.
+    The step times compared are means over four scrapes.
     """
     count = int(60 * minutes / SCRAPE) + 1
     if len(metrics[SECONDS]) < count + 3:
@@ -64,7 +64,7 @@ def rule_alarm(metrics, factor=1.2, minutes=5):
 class Score:
     """The worth of an alarm on some recordings.
 
-    seconds: of each sick run: from onset to alarm, or LIMIT if none came by then
+    seconds: from onset to alarm for each sick run, or LIMIT if no alarm came by then
     false: kinds of the runs with a false alarm
     value: the mean over all runs: 1 - seconds / LIMIT for a sick run, 1 for a healthy run, 0 with a
         false alarm

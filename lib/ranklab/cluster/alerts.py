@@ -1,4 +1,4 @@
-"""Which alerts of a rule fire, and when, as a Prometheus server decides at each evaluation."""
+"""The alerts of a rule that fire, and when, as a Prometheus server decides at each evaluation."""
 
 import re
 
@@ -21,7 +21,7 @@ def alerts(rule, series, times):
     rule   {"alert", "expr", "for", "labels", "annotations"} as in a rules file
     series  see promql.Evaluator
     times  in seconds, evenly spaced
-    error  ValueError as Prometheus says it; NotCovered
+    error  ValueError in Prometheus' words; NotCovered
     """
     times = [*times]
     node, step = parse(rule["expr"]), times[1] - times[0]

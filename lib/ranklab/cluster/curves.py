@@ -1,7 +1,7 @@
 """Curves and traces of a run in files, without any server: TensorBoard, W&B, Perfetto.
 
-Each function imports what it needs: tensorboard comes with the extra `cluster`, see
-promql.missing; wandb is not part of this course. Tried with wandb 0.31.0 on 2026-11-26, offline.
+Each function imports its own packages: tensorboard comes with the extra `cluster`, see
+promql.missing; wandb is not part of this course. Tested with wandb 0.31.0 on 2026-11-26, offline.
 """
 
 import gzip
@@ -37,7 +37,7 @@ def write_scalars(folder, history):
 
 
 def read_scalars(folder):
-    """Read all that is in `folder`; return {name: [(step, value)]}."""
+    """Read all scalars in `folder`; return {name: [(step, value)]}."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
@@ -61,10 +61,10 @@ def write_wandb(folder, history, project="ranklab"):
 
 
 def traced_steps(folder, slow, steps=3, group=None):
-    """Trace some steps of matrix products and an all-reduce on this rank, by torch.profiler.
+    """Trace some steps of matrix products and an all-reduce on this rank with torch.profiler.
 
     Rank `slow` computes eight times as much. Collective: call it on every rank.
-    Returns: the path of rank<r>.json.gz in `folder`, which Perfetto opens.
+    Returns: the path of rank<r>.json.gz in `folder`, which Perfetto can open.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints when it begins and ends
     rank, x = dist.get_rank(group), torch.randn(256, 256, device=device())
@@ -82,7 +82,7 @@ def traced_steps(folder, slow, steps=3, group=None):
 def read_trace(path):
     """Read a trace, the JSON that Perfetto and chrome://tracing read.
 
-    Times are in microseconds; events with "ph": "X" have a beginning and a length.
+    Times are in microseconds; events with "ph": "X" have a start and a duration.
     Returns: (the trace's distributedInfo, its events).
     """
     opened = gzip.open if str(path).endswith(".gz") else open
@@ -94,8 +94,8 @@ def read_trace(path):
 def waits_in_traces(paths, name=":all_reduce"):
     """Return {rank: seconds in spans of this name}: all others wait for the rank with the least.
 
-    torch names a collective's span "gloo:all_reduce". NCCL's does not wait on the host: look at the
-    kernels instead, whose names begin with "ncclDevKernel".
+    torch names a collective's span "gloo:all_reduce". NCCL's span does not wait on the host: look
+    at the kernels instead, whose names begin with "ncclDevKernel".
     """
     waits = {}
     for path in paths:

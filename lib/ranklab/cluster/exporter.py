@@ -1,7 +1,7 @@
-"""What Prometheus scrapes from a rank: an Exporter, and the hook that puts it on a Trainer.
+"""A rank's metrics for Prometheus: an Exporter, and the hook that adds it to a Trainer.
 
-Each rank has its own port, chosen by the system. Prometheus finds it by a file in `targets`
-(file_sd), as it would find a pod by its API. The format is Prometheus' text, 0.0.4.
+Each rank has its own port, chosen by the system. Prometheus finds it through a file in `targets`
+(file_sd), as it would find a pod through its API. The format is Prometheus' text format, 0.0.4.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ DCGM = {  # what dcgm-exporter exports by labs/jobs/monitoring/dcgm-metrics.csv,
 class Exporter:
     """Serve metrics at http://address:port/metrics until the exporter is closed.
 
-    labels: of all its series, as {"run": "gpt", "rank": 2}
+    labels: of all its series, such as {"run": "gpt", "rank": 2}
     targets: a folder, where a file tells Prometheus the exporter's address and host until it is
-        closed. An exporter with the same labels takes the place of one that died.
-    metrics: {name: (kind, help)}: METRICS, or DCGM for a stand-in of dcgm-exporter, which exports
+        closed. An exporter replaces a dead one with the same labels.
+    metrics: {name: (kind, help)}: METRICS, or DCGM for a stand-in for dcgm-exporter, which exports
         the numbers that it is given, without a GPU
     """
 
@@ -100,8 +100,8 @@ class Exporter:
 class Exported:
     """Export each step of a Trainer: class MyTrainer(Exported, TextTrainer).
 
-    The seconds until the collective are the time in which this rank's main thread computed, and
-    the time in which it waited for its batch. On a CPU, a rank that waits for others uses no core.
+    The seconds until the collective are the time during which this rank's main thread computed,
+    plus the time it waited for its batch. On a CPU, a rank that waits for others uses no core.
     A GPU computes in parallel with the thread, so there you need CUDA events before the first
     collective.
     exporter: an Exporter, from `exporting`; None: nothing is exported

@@ -1,9 +1,9 @@
-"""Hosts: machines of your own inside this one, for as long as this process lives (lab 15).
+"""Hosts: virtual machines inside this one, for as long as this process lives (lab 15).
 
 A host is a process with its own network, process table, mounts and name (Linux namespaces). Hosts
 share the machine's cores, memory and disks. The machine's network is not touched: the cables of all
 hosts end in a switch inside the first host, "ctl", with no way out. The namespaces have no
-names, so the kernel removes them with their last process, whatever ended it.
+names, so the kernel removes them with their last process, however it ended.
 """
 
 import contextlib
@@ -94,9 +94,9 @@ class Hosts:
         self._ip(name, f"addr add {self.address(name)}/24 dev eth0", "link set eth0 up")
 
     def power_off(self, name):
-        """Kill the host, in the middle of whatever it does.
+        """Kill the host, whatever it is doing.
 
-        Its cable goes first, because otherwise the kernel would close its connections properly.
+        Its cable is cut first, because otherwise the kernel would close its connections properly.
         """
         self._ip(CONTROLLER, f"link del {name}")
         self._kill(name)
@@ -128,7 +128,7 @@ class Hosts:
     # --- links ------------------------------------------------------------------------------------
 
     def shape(self, name, mbit):
-        """Limit what the host sends to `mbit` megabits a second, by a token bucket; None: don't."""
+        """Limit the host's sending to `mbit` megabits a second by a token bucket; None: don't."""
         bucket = f"replace dev eth0 root tbf rate {mbit}mbit burst 128kb latency 100ms"
         self._in_network(name, "tc", "qdisc", *(bucket if mbit else "del dev eth0 root").split())
 
@@ -148,14 +148,14 @@ class Hosts:
     # --- what runs on them ------------------------------------------------------------------------
 
     def run(self, name, argv, limit=LIMIT, check=True, **options):
-        """Run the command on the host, in this process's folder; return what it wrote.
+        """Run the command on the host, in this process's folder; return its output.
 
         Raises: OSError if it fails, or takes longer than `limit` seconds
         """
         return _finish(self._on(name, argv), limit, check, **options)
 
     def popen(self, name, argv, **options):
-        """Return a Popen of a command that runs on the host; killing it kills the command."""
+        """Start a command on the host; return a Popen, and killing that kills the command."""
         self.started.append(subprocess.Popen(self._on(name, argv), start_new_session=True,
                                              stdin=subprocess.DEVNULL, **options))
         return self.started[-1]
@@ -178,10 +178,10 @@ def _finish(command, limit=LIMIT, check=True, **options):
 
 
 def until(holds, limit, event, log=None):
-    """Wait until holds() returns something true; return that.
+    """Wait until holds() returns a true value; return that value.
 
     Raises: TimeoutError after `limit` seconds, more on a busy machine; it says that `event` did not
-        come, with the end of the file `log`
+        happen, with the end of the file `log`
     """
     started, limit = time.monotonic(), limit * patience()
     while not (value := holds()):
@@ -193,14 +193,14 @@ def until(holds, limit, event, log=None):
 
 
 def remove_leftovers():
-    """Remove the folders of processes that are gone."""
+    """Remove the folders of processes that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
         if not Path("/proc", folder.name.split("-")[2]).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def missing():
-    """Return a sentence that says why this machine can have no hosts; "" if it can."""
+    """Return a sentence on why this machine can't have hosts; "" if it can."""
     if not hasattr(os, "geteuid") or os.geteuid():
         return "needs root: hosts are network namespaces"
     absent = [tool for tool in TOOLS if not shutil.which(tool)]

@@ -1,4 +1,4 @@
-"""Job: a training job, with all that a scheduler must know (lab 15)."""
+"""Job: a training job, with everything that a scheduler must know (lab 15)."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 class Job:
     """A job under torchrun: one agent on each node, one rank on each GPU.
 
-    command   what each rank's Python runs: ("-m", "ranklab.projects.hybrid", "--size", "10b")
+    command   arguments of each rank's Python: ("-m", "ranklab.projects.hybrid", "--size", "10b")
     minutes   the scheduler ends the job after this time
     save_seconds  how long a save may take after a signal; a minute more must fit into the job
     restarts  how often torchrun may restart all ranks on the same nodes
     requeues  how often the scheduler may start the whole job again
-    interface name of the interface between nodes; "": NCCL or gloo choose
+    interface name of the interface between nodes; "": NCCL or gloo chooses
     image     of the job's container in Kubernetes
     """
 

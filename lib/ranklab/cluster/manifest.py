@@ -53,7 +53,7 @@ def train_job_manifest(job, kind="TrainJob"):
 
 
 def invalid(manifest):
-    """List what the CRD's own schema finds wrong in a manifest, a sentence each; [] if it is valid.
+    """List the errors that the CRD's own schema finds in a manifest, as sentences; [] if valid.
 
     schemas/ holds the CRDs as JSON Schema: see scripts/trim_crds.py. A field that no CRD has is
     always found; the contents of fields that a training job seldom has, such as affinity, are not

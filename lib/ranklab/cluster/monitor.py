@@ -1,4 +1,4 @@
-"""A real Prometheus and Alertmanager with a webhook, on free ports, for as long as it is needed."""
+"""A real Prometheus and Alertmanager with a webhook, on free ports, while they are needed."""
 
 import contextlib
 import ctypes
@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def missing():
-    """Return a sentence that names what is not installed; "" if nothing is missing."""
+    """Return a sentence that names the missing programs; "" if nothing is missing."""
     names = [name for name in PROGRAMS if not shutil.which(name)]
     return names and f"needs prometheus: apt install {' '.join(names)}" or ""
 
@@ -32,7 +32,7 @@ def start(argv, **keywords):
 
 
 def die_with(parent):
-    """Let Linux kill this process when `parent` dies, however it dies."""
+    """Make Linux kill this process when `parent` dies, however it dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
@@ -55,7 +55,7 @@ class Monitor:
     address  where all three listen: loopback, or an address of a network namespace
     popen    (argv, stdout=, stderr=) -> Popen: starts a process, maybe in a namespace. Killing
              the Popen must end that process
-    fetch    (URL) -> the text that is there, if need be by a process in that namespace
+    fetch    (URL) -> the text there, if need be by a process in that namespace
     scrape   seconds between scrapes, and between evaluations of rules
     """
 
@@ -107,7 +107,7 @@ class Monitor:
         (self.folder / name).write_text(json.dumps(config, indent=1))  # JSON is YAML
 
     def run(self, name, *argv, ready=""):
-        """Start a program; return where it listens, "address:port", as its own log says.
+        """Start a program; return where it listens, "address:port", according to its log.
 
         Waits until the log also says `ready`.
         """
@@ -130,7 +130,7 @@ class Monitor:
     def wait(self, name, timeout):
         """Wait for the first alert of this name that fires; return it.
 
-        error  TimeoutError after `timeout` seconds, with what came instead
+        error  TimeoutError after `timeout` seconds, with the alerts that came instead
         """
         end = time.monotonic() + timeout
         while True:
@@ -143,7 +143,7 @@ class Monitor:
             time.sleep(0.1)
 
     def query(self, expression):
-        """Return [({label: value}, number)] of Prometheus now."""
+        """Query Prometheus; return the current [({label: value}, number)]."""
         url = f"http://{self.server}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         rows = json.loads(self.fetch(url))["data"]["result"]
         return [(row["metric"], float(row["value"][1])) for row in rows]

@@ -1,4 +1,4 @@
-"""nccl_environment: what you must tell NCCL about the networks of a cluster (lab 15).
+"""nccl_environment: the settings by which NCCL finds a cluster's networks (lab 15).
 
 Source: NCCL's user guide, "Environment Variables", and its source, v2.28.9.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Interface:
     """An IP interface of a node.
 
-    use  "jobs": jobs may use it; "storage", "management": they may not; "host": it does not leave
+    use  "jobs": jobs may use it; "storage", "management": jobs may not; "host": it does not leave
          the node (loopback, a bridge for containers)
     """
 
@@ -25,7 +25,7 @@ class Hca:
     """A port of a card for RDMA, a host channel adapter.
 
     link  "InfiniBand", or "Ethernet" if it speaks RoCE
-    up    its state is ACTIVE; NCCL takes no others
+    up    its state is ACTIVE; NCCL uses no others
     """
 
     name: str
@@ -52,13 +52,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a job, and what the network team knows about the network.
+    """The nodes of a job, and the network team's facts about the network.
 
     plugin         name of the network plugin that all nodes have, such as EC2's "AWS Libfabric" for
                    EFA; "": none
     fabric         "rails": port i of all nodes is on switch i, with slow links between switches;
                    "one switch": all ports of a node are on the same switch; "": not known
-    traffic_class  the class that the switches keep for this traffic; None: not known
+    traffic_class  the class that the switches reserve for this traffic; None: not known
     """
 
     nodes: tuple[Node, ...]
@@ -122,11 +122,11 @@ def nccl_environment(topology):
 # --- what NCCL makes of a value -------------------------------------------------------------------
 
 def selected(value, devices):
-    """Return the `devices` that NCCL takes, for a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
+    """Return the `devices` that NCCL uses, for a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
 
     A value is a list of prefixes. After "=" it is a list of whole names, after "^" of names to
-    leave out. Each may have a port after ":"; in new versions also a rail and a plane, which select
-    nothing.
+    exclude. Each may have a port after ":"; in new versions also a rail and a plane, which do not
+    affect the selection.
     devices: names, "eth0", or names and ports, "mlx5_0:1"
     Source: parseStringList and matchIfList in NCCL's src/misc/utils.cc
     """
@@ -147,7 +147,7 @@ def node_bandwidth(topology, environment):
     """Return the bytes/s that the network of the slowest node can carry.
 
     All devices that `environment` selects count. Without NCCL_IB_HCA all ports that are up count,
-    also those for storage, because NCCL would take them.
+    including those for storage, because NCCL would use them.
     """
     by_rdma = environment.get("NCCL_NET", "IB") == "IB"
     variable, kind = (("NCCL_IB_HCA", "hcas") if by_rdma else ("NCCL_SOCKET_IFNAME", "interfaces"))

@@ -1,9 +1,9 @@
 """read_nccl_log: what NCCL did, from the lines that ranks print with NCCL_DEBUG=INFO (lab 15).
 
-Source of the forms: NCCL's own source, v2.8.3 to v2.30.7: src/debug.cc (the prefix), src/init.cc
+The formats are from NCCL's own source, v2.8.3 to v2.30.7: src/debug.cc (the prefix), src/init.cc
 (comm, Trees), src/graph/rings.cc (Channel lists), src/transport/*.cc (via).
 
-logs/ holds captured logs, and one that was written in their form: a first line says which.
+logs/ holds captured logs, and one written in their format: the first line of each says which.
 """
 
 import re
@@ -40,8 +40,8 @@ class Line:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log says about one communicator, in which the ranks are numbered. If there are
-    several, it is the first of the largest: all ranks, as a rule.
+    """The contents of a log about one communicator, which numbers the ranks. If there are
+    several, it is the first of the largest: usually all ranks.
 
     network   what NCCL uses between nodes: "IB", "Socket" or a plugin's name
     hosts     {host: (rank, ...)}, ranks in order
@@ -49,8 +49,8 @@ class NcclLog:
     trees     {channel: {rank: its parent, -1 for the root}}
     links     {(channel, from rank, to rank): transport}: "P2P/CUMEM", "NET/IB/0/GDRDMA" ...
     warnings  ((rank or None, text), ...)
-    entered   {rank: number of the last collective that it has enqueued, in torch's count}
-    groups    {(number, name) of another process group: the same for it, by the ranks of all}
+    entered   {rank: number of the last collective that it has enqueued, as torch counts}
+    groups    {(number, name) of another process group: its own `entered`, by global ranks}
     """
 
     network: str = ""
@@ -69,7 +69,7 @@ def read_log(name):
 
 
 def nccl_lines(text):
-    """Return a Line for each line that NCCL itself printed, in order, whatever precedes it.
+    """Return a Line for each line that NCCL itself printed, in order, whatever text precedes it.
 
     Lines of several ranks are mixed, but the lines of one process keep their order.
     """
@@ -135,10 +135,10 @@ def read_nccl_log(text):
 def of_all_ranks(text):
     """Remove the lines of smaller communicators and groups from a log.
 
-    A line is of the communicator that its process named last; where that says only that it is
-    complete, as before NCCL 2.18.3, the lines before it are as well. (A commId would be the same
-    in all processes, but communicators that are split off have none.)
-    Returns: (the other lines, what the groups have entered).
+    A line belongs to the communicator that its process named last; if that line only says that
+    the communicator is complete, as before NCCL 2.18.3, so do the lines before it. (A commId would
+    be the same in all processes, but communicators made by a split have none.)
+    Returns: (the other lines, the collectives that the groups have entered).
     """
     entries, pending, current, sizes, groups = [], {}, {}, {}, {}
     for line in text.splitlines():
@@ -169,7 +169,7 @@ def of_all_ranks(text):
 # --- what it means --------------------------------------------------------------------------------
 
 def suspects(log):
-    """List what looks wrong in the log, a sentence each; [] if nothing does."""
+    """List the problems that the log suggests, a sentence each; [] if there are none."""
     sentences, between = [], {via for via in log.links.values() if via.startswith("NET/")}
     ranks = {rank for of_host in log.hosts.values() for rank in of_host}
     tcp = {via for via in between if re.match("NET/(Fast)?Socket", via)}

@@ -1,4 +1,4 @@
-"""A Poller does what Monitor does, without Prometheus: this library evaluates the rules."""
+"""A Poller does the work of Monitor without Prometheus: this library evaluates the rules."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ class Poller(Monitor):
                 self.judge(rule)
 
     def scrape_targets(self):
-        """Return {labels: value} of all targets that answer."""
+        """Return {labels: value} from all targets that answer."""
         values = {}
         for path in self.targets.glob("*.json"):
             with contextlib.suppress(OSError, ValueError):  # it has just ended

@@ -1,7 +1,7 @@
-"""What a PromQL expression gives, without a server: the part of PromQL that alert rules use.
+"""PromQL expressions evaluated without a server: the part of PromQL that alert rules use.
 
-promql-parser reads it. Ranges are closed on both sides, as in Prometheus 2. A test compares all
-of it with promtool. NotCovered says what is not covered.
+promql-parser parses them. Ranges are closed on both sides, as in Prometheus 2. A test compares
+everything here with promtool. A NotCovered names what is not covered.
 """
 
 import math
@@ -18,11 +18,11 @@ NAME = "__name__"
 
 
 class NotCovered(Exception):
-    """This may be right PromQL, but this module does not know it."""
+    """This may be valid PromQL, but this module does not support it."""
 
 
 def missing(*names):
-    """Say how to install what is missing of `names`, or of promql_parser; "" if nothing is."""
+    """Say how to install the missing ones of `names` and promql_parser; "" if none is missing."""
     lacks = [name for name in names or ["promql_parser"] if not find_spec(name)]
     return lacks and (f"needs {' and '.join(lacks)}: python -m pip install -c constraints.txt -e "
                       "'.[cluster]'").replace("_", "-") or ""
@@ -85,10 +85,10 @@ RANKED = {"topk": True, "bottomk": False}  # of a group: do the largest stay?
 
 
 class Evaluator:
-    """Evaluate a parsed expression at a time, when it is called.
+    """When called, evaluate a parsed expression at a given time.
 
     series: {labels: [(seconds, value), ...]}, labels a frozenset of (name, value) with __name__
-    step: seconds between evaluations: what a subquery takes where it has none of its own
+    step: seconds between evaluations: the default step of subqueries
     Returns: a float, {labels: float}, or for a range {labels: [(seconds, value), ...]}.
     Raises: NotCovered.
     """
@@ -117,7 +117,7 @@ class Evaluator:
         return without_name({labels: -x for labels, x in value.items()})
 
     def samples(self, node, start, end):
-        """Return {labels: samples from start to end} of a selector."""
+        """Return {labels: samples from start to end} for a selector."""
         matchers = [(m.name, str(m.op), m.value) for m in node.matchers.matchers]
         if node.matchers.or_matchers or node.at:
             raise NotCovered(f"`{node}` is a selector that this check does not know")
@@ -243,7 +243,7 @@ def labels_of_absent(node):
 def replace_label(vector, target, replacement, source, pattern):
     """Do PromQL's label_replace().
 
-    Where `pattern` matches all of the source label, the target label becomes `replacement`, with $1
+    If `pattern` matches the whole source label, the target label becomes `replacement`, with $1
     filled in.
     Raises: ValueError if two series get the same labels.
     """
@@ -259,7 +259,7 @@ def replace_label(vector, target, replacement, source, pattern):
 
 
 def steps(name, points):
-    """Count the values that differ from the one before, for changes(); or are less, for resets().
+    """Count the values that differ from the previous one, for changes(); or are less, for resets().
     """
     pairs = [(a, b) for (_, a), (_, b) in zip(points, points[1:])]
     if name == "resets":
@@ -304,15 +304,15 @@ def only(labels, *names):
 
 
 def without_name(values):
-    """Drop the metric's name, because the values mean something else now; make them floats."""
+    """Drop the metric's name, because the values have a new meaning; convert them to float."""
     return {without(labels, NAME): float(x) for labels, x in values.items()}
 
 
 def group_of(labels, modifier, is_on="By"):
-    """Return the labels that a modifier leaves.
+    """Return the labels that a modifier keeps.
 
-    `by (...)` and `on (...)` name the labels that stay; `without (...)` and `ignoring (...)` name
-    the labels that go.
+    `by (...)` and `on (...)` name the labels to keep; `without (...)` and `ignoring (...)` name
+    the labels to drop.
     """
     if modifier is None:
         return frozenset() if is_on == "By" else without(labels, NAME)
@@ -361,10 +361,10 @@ def match_pairs(left, right, modifier):
 
 
 def change(name, end, length, points):
-    """Compute rate, increase or delta; or irate or idelta, from the last two samples alone.
+    """Compute rate, increase or delta; or irate or idelta, from only the last two samples.
 
-    The change from the first sample to the last is stretched to the whole range where its ends are
-    near. A counter that falls has begun again at 0. None for fewer than two samples.
+    The change from the first sample to the last is extrapolated to the whole range if they are near
+    its ends. A counter that falls has restarted at 0. None for fewer than two samples.
     """
     if len(points) < 2:
         return None

@@ -11,10 +11,10 @@ from ranklab.cluster.promql import NAME, STALE
 
 
 def promtool(series, rules=(), tests=(), last=600, step=15):
-    """Return what `promtool test rules` prints about `rules` on `series`.
+    """Return the output of `promtool test rules` for `rules` on `series`.
 
     tests  {"promql_expr_test": [...]} or {"alert_rule_test": [...]}, as in its file
-    last   seconds until which samples are given, one each `step` seconds
+    last   seconds up to the last sample; there is one every `step` seconds
     """
     def values_text(points):
         at = dict(points)
@@ -42,7 +42,7 @@ def series_text(labels):
 
 
 def promtool_on(rule, series, times):
-    """Say whether promtool sees the alerts of `rule` that this library's evaluator sees at each
+    """Report whether promtool finds the same alerts of `rule` as this library's evaluator, at every
     eighth of `times`.
     """
     if not shutil.which("promtool"):

@@ -1,18 +1,18 @@
 """Metrics of many training runs, sick ones and healthy ones: emulated, not recorded.
 
 Nobody publishes the metrics of a large cluster together with its faults. So they are drawn at
-random, following what is published:
+random, following published facts:
     kinds        GPUs, memory, network and hosts in this order stopped Llama 3 (arXiv 2407.21783,
                  table 5); slow GPUs, hosts and links, "from sub-minutes to nearly ten hours", are
                  what Greyhound found on 10,000 GPUs (USENIX ATC 2025, arXiv 2410.12588)
     throttling   a GPU near its limit is clocked down. `nvidia-smi -q -d TEMPERATURE` prints the
-                 limit of each card, and T.Limit, the degrees that are left until then. One H800 of
-                 700 W prints 87 C as the most to work at and 89 C for the slowdown
+                 limit of each card, and T.Limit, the degrees left until then. One H800 of
+                 700 W prints 87 C as its highest working temperature and 89 C for the slowdown
     names        as in NVIDIA's dcgm-exporter (labs/jobs/monitoring/dcgm-metrics.csv) and
                  node_exporter
-All rates, spreads and delays are our own choice, also how far the clock falls with the heat. A
-detector that is good here has not been shown to be good on a real cluster, although it must tell
-the same faults apart.
+All rates, spreads and delays are our own choice, and so is how far the clock falls with heat. A
+detector that is good here is not thereby good on a real cluster, although it must distinguish
+the same faults.
 """
 
 from types import SimpleNamespace
@@ -42,12 +42,12 @@ HEALTHY = {"calm": "noise alone",
 
 
 class Recording(NamedTuple):
-    """A run: what was scraped, and what was wrong with it.
+    """A run: the scraped metrics, and the fault.
 
     metrics: {name: (scrapes, ranks)}, and MFU of (scrapes,); NaN where a scrape failed
-    kind: of SICK or HEALTHY
-    sick: the ranks of which one is to be named; () if healthy
-    onset: the scrape with which it begins
+    kind: one of SICK or HEALTHY
+    sick: the ranks, one of which an alarm must name; () if healthy
+    onset: the scrape at which the fault begins
     """
 
     metrics: dict
@@ -57,7 +57,7 @@ class Recording(NamedTuple):
 
 
 def record(kind, seed):
-    """Draw a Recording of 22 minutes on 16 to 32 ranks; always the same for a seed."""
+    """Draw a Recording of 22 minutes on 16 to 32 ranks; a seed always gives the same one."""
     draw = np.random.default_rng([seed, *map(ord, kind)])
     scrapes, ranks = 90, int(draw.choice([16, 24, 32]))
     onset, rank = int(draw.integers(30, 40)), int(draw.integers(ranks))
@@ -94,7 +94,7 @@ def record(kind, seed):
 
 
 def change(run, kind, draw, onset, rank):
-    """Change a run as its kind says, in place: from `onset` on, on `rank` or its host."""
+    """Apply the fault of this kind to a run, in place: from `onset` on, on `rank` or its host."""
     scrapes, ranks = run.factor.shape
     host = slice(rank // HOST * HOST, rank // HOST * HOST + HOST)
     since = np.arange(scrapes)[:, None] - onset
@@ -134,7 +134,7 @@ def change(run, kind, draw, onset, rank):
 def pauses(draw, factor):
     """Add pauses to the step times, in place.
 
-    In some scrapes all ranks have saved or evaluated, in some a single rank has collected garbage.
+    In some scrapes all ranks save or evaluate; in some, a single rank collects garbage.
     factor: (scrapes, ranks)
     """
     scrapes, ranks = factor.shape

@@ -71,8 +71,8 @@ def straggler_rule(factor, minutes):
 def silent_host_rule(minutes):
     """Return a Prometheus rule, a dict, that alerts for each host on which no rank answers.
 
-    It fires when no rank has answered a scrape for `minutes` minutes. A rank that ends well tells
-    Prometheus: see Exporter.close.
+    It fires when no rank has answered a scrape for `minutes` minutes. A rank that ends normally
+    tells Prometheus: see Exporter.close.
     """
     return {
         "alert": "SilentHost",

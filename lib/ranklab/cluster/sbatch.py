@@ -1,4 +1,4 @@
-"""sbatch_script: a Job as a batch script for Slurm, which saves, requeues itself and goes on."""
+"""sbatch_script: a Job as a batch script for Slurm, which saves, requeues itself and resumes."""
 
 import shlex
 

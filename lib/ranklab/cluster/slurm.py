@@ -1,7 +1,7 @@
 """A real Slurm over Hosts: slurmctld and accounting on "ctl", a slurmd on each node (lab 15).
 
 The daemons, their messages, queue and accounting are real. The hardware is emulated: nodes claim
-GPUs that they don't have, and slurm.conf sets short waits. The hosts keep processes apart, so there
+GPUs that they don't have, and slurm.conf sets short waits. The hosts isolate processes, so there
 are no cgroups.
 """
 
@@ -23,7 +23,7 @@ READY = 30  # seconds for a daemon
 PATH = 70  # characters: slurmd's sockets add 31 and a job's number, and the system takes 107
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL")
 
-# What is short here: a silent node is DOWN after 5 s (SlurmdTimeout; 300 by default), and a
+# The short waits: a silent node is DOWN after 5 s (SlurmdTimeout; 300 by default), and a
 # requeued job may start after 5 s (cred_expire; 120 by default).
 SLURM_CONF = """
 ClusterName=ranklab
@@ -81,7 +81,7 @@ PidFile={folder}/slurmdbd.pid
 class Slurm:
     """A cluster that takes jobs, on Hosts; it ends with them.
 
-    gpus, cpus: what each node claims to have
+    gpus, cpus: numbers that each node claims to have
     no_sacct: why there is no accounting; "" if there is
     Raises: TimeoutError if a daemon does not start, with the end of its log; OSError if the path of
         the hosts' folder is too long for sockets
@@ -145,8 +145,8 @@ class Slurm:
         return "" if any(map(os.path.exists, TABLES)) else "no sacct: it needs MariaDB's tables"
 
     def _start_accounting(self):
-        """A database without users, because only this host can reach it; of MariaDB's own tables
-        it has the one that stored procedures need. A whole installation takes ten seconds.
+        """Start a database without users, because only this host can reach it. Of MariaDB's own
+        tables it has only the one for stored procedures: a full installation takes ten seconds.
         """
         folder, client = self.folder / "database", ("mariadb", "--no-defaults", "-h", "127.0.0.1")
         folder.mkdir()
@@ -171,13 +171,13 @@ class Slurm:
     # --- jobs and nodes ---------------------------------------------------------------------------
 
     def submit(self, path, *arguments, options=(), **environment):
-        """Run sbatch `options` path `arguments`, with more variables; return the job's number."""
+        """Run sbatch `options` path `arguments`, with these variables added; return the job ID."""
         output = self.hosts.run(CONTROLLER, ["sbatch", "--parsable", *options, path, *arguments],
                                 env=self.environment | environment)
         return int(output.split(";")[0])
 
     def show(self, job):
-        """Return what Slurm says of the job.
+        """Return Slurm's record of the job.
 
         {"JobState": "RUNNING", "NodeList": "node[1-2]", "Restarts": "0", ...}
         """
@@ -194,8 +194,8 @@ class Slurm:
     def wait_for(self, job, state, limit, log=None):
         """Wait until the job is in this state; return its `show`.
 
-        Raises: TimeoutError after `limit` seconds; RuntimeError if the job ends otherwise. Both
-            have the end of the file `log`.
+        Raises: TimeoutError after `limit` seconds; RuntimeError if the job ends in a different
+            state. Both include the end of the file `log`.
         """
         def reached():
             now = self.show(job)
@@ -236,12 +236,12 @@ class Slurm:
 
 
 def new_device(path):
-    """Make a device like /dev/null at `path`, because Slurm needs devices for GPUs."""
+    """Create a device like /dev/null at `path`, because Slurm needs devices for GPUs."""
     os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
 
 
 def missing():
-    """Return a sentence that says why Slurm can't run here; "" if it can."""
+    """Return a sentence on why Slurm can't run here; "" if it can."""
     absent = [name for name in DAEMONS if not shutil.which(name)]
     if absent:
         return f"needs Slurm: {', '.join(absent)} (apt install slurm-wlm munge)"

@@ -1,4 +1,4 @@
-"""storage_plan: how long a checkpoint takes on a shared file system, and what bounds it."""
+"""storage_plan: the time of a checkpoint on a shared file system, and what limits it."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class FileSystem:
-    """A shared file system. math.inf: no limit, or none that is published."""
+    """A shared file system. math.inf: no limit, or no published one."""
 
     name: str
     write: float  # bytes/s, all nodes together
@@ -20,18 +20,18 @@ class FileSystem:
 
 @dataclass(frozen=True)
 class Load:
-    """What a training job needs from its storage.
+    """A training job's demands on its storage.
 
     link        bytes/s of a node's card to the storage, each way
     checkpoint  bytes of weights and optimizer, each number once
     interval    seconds of work between two checkpoints
-    copies      how many ranks hold the same numbers: 1 with FSDP or ZeRO-3, otherwise the number of
-                data-parallel ranks
-    sharded     each rank writes 1/ranks of the checkpoint into a file of its own; in a restart each
+    copies      number of ranks with the same numbers: 1 with FSDP or ZeRO-3, otherwise the number
+                of data-parallel ranks
+    sharded     each rank writes 1/ranks of the checkpoint into its own file; in a restart each
                 rank reads `copies` of these files. If not sharded, one rank writes one file, and in
                 a restart each node opens it and reads all of it
     background  checkpoints are written while the job works; if not, the job waits for them
-    data        bytes/s of training data that the working job reads; each node reads the same share
+    data        bytes/s of training data that the working job reads; each node reads an equal share
     """
 
     nodes: int
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True)
 class StoragePlan:
-    """How long a save and a restart take, and what a run without failures loses."""
+    """The times of a save and a restart, and the time that a run without failures loses."""
 
     save_seconds: float
     save_bound: str  # "link", "file system" or "metadata"

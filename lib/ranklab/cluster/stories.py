@@ -1,7 +1,7 @@
-"""Series of training runs, as a Prometheus server keeps them that scrapes every 15 s.
+"""Series of training runs, as kept by a Prometheus server that scrapes every 15 s.
 
-Counters jump, once a step. A failed scrape, or a process that is gone, leaves a stale mark. After a
-restart on other nodes the label `instance` changes.
+Counters jump once a step. A failed scrape, or a process that has ended, leaves a stale mark. After
+a restart on different nodes the label `instance` changes.
 """
 
 import random
@@ -14,7 +14,7 @@ SCRAPE, FLOPS, PEAK = 15, 4.2e10, 989e12
 def keep(series, name, run, rank, values, node=0):
     """Add the values of a rank to `series`, one value for each scrape.
 
-    A value of None: there was no rank; "fails": a stale mark.
+    A value of None means that there was no rank; "fails", a stale mark.
     """
     labels = frozenset({"__name__": name, "run": run, "rank": str(rank), "job": "train",
                         "instance": f"node{node + rank // 4}:{9400 + rank % 4}"}.items())
@@ -31,7 +31,7 @@ def trained(*lives, ranks=4, run="a", step=8.0, fails=False, series=None, dies=N
 
     lives: for each start of its processes: (minute of the start, [(until minute, MFU), ...])
     step: seconds of a step at an MFU of 0.4
-    moves: the second life is on other nodes
+    moves: the second life is on different nodes
     dies: minute from which the last rank is no longer scraped
     """
     series = {} if series is None else series
@@ -57,7 +57,7 @@ def stepped(*changes, ranks=8, run="a", step=1.0, size=161, series=None, fails=(
     """Add the series of a run for straggler_rule to `series`; return it.
 
     A step takes `step` seconds, with 3% of noise.
-    changes: (rank or None for all, from minute, until minute, factor; 0: it is gone)
+    changes: (rank or None for all, from minute, until minute, factor; 0: the rank is gone)
     fails: ranks whose every 8th scrape fails
     """
     series, draw = {} if series is None else series, random.Random(0)

@@ -1,13 +1,13 @@
-"""systems: software that starts, watches and repairs training on clusters, and how we used each.
+"""systems: software that starts, watches and repairs training on clusters, and our use of each.
 
 Each line of systems.csv has a kind and a name, how we used it, with which version or why not, our
 file for it, and a proof: a command, or a file and, after "::", a test or a word in it.
 
     run        it did its work, on a machine without a GPU unless the line says otherwise
     validated  its own schema accepts our file; nothing was submitted
-    not run    for the reason in the line; what we do instead may also have a proof
+    not run    for the reason in the line; our substitute may also have a proof
 
-tests/test_cluster_systems.py holds every line to its file and proof.
+tests/test_cluster_systems.py checks the file and proof of every line.
 """
 
 import csv
@@ -21,7 +21,7 @@ def systems():
 
 
 def table():
-    """Return systems() as a text of at most 100 columns, without proofs."""
+    """Format systems() as text of at most 100 columns, without proofs."""
     lines, kind = [], ""
     for row in systems():
         if row["kind"] != kind:

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 
 def serve(address, path):
-    """Serve until killed; print the address as the first line."""
+    """Serve until killed; print the address first."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A sign of life while a check runs long: how long, and at which line the learner's code is."""
+"""A sign of life during a long check: the time so far, and the line the learner's code is at."""
 
 import contextlib
 import os
@@ -17,9 +17,9 @@ EVERY = 10  # seconds
 def signs_of_life(name):
     """Report every 10 s, until the block ends, that the check of `name` still runs.
 
-    In a notebook: one line that changes, and is gone at the end. In a terminal: lines on stderr.
+    In a notebook: one line, updated in place, cleared at the end. In a terminal: lines on stderr.
     Elsewhere, and where solutions are built: nothing.
-    Yields: the function that launch calls with where its ranks are; None if nothing is reported.
+    Yields: a function to which launch passes the ranks' positions; None if nothing is reported.
     """
     say = _screen()
     if say is None:
@@ -48,7 +48,7 @@ def signs_of_life(name):
 
 
 def _screen():
-    """Return a function that shows a text in place of the last one, or None."""
+    """Return a function that replaces the last text shown with a new one, or None."""
     if os.environ.get("RANKLAB_ANSWERS") == "1":  # solutions are built: they keep what is shown
         return None
     if display := notebooks_display():

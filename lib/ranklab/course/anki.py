@@ -1,7 +1,7 @@
 """`ranklab questions`: the bank, to read in the terminal or as a text file that Anki imports.
 
 The file's header lines and its quotes follow Anki's manual ("Text Files", docs.ankiweb.net): tabs,
-HTML, and for each card an identity, so that a later file updates the cards and leaves their dates.
+HTML, and an identity for each card, so that a later file updates the cards and keeps their dates.
 """
 
 import argparse
@@ -30,7 +30,7 @@ HEADER = """#separator:tab
 
 
 def export(argv):
-    """Show the questions that fit, or write them to a file; return the exit code.
+    """Print the matching questions, or write them to a file; return the exit code.
 
     Raises: ValueError with the list of labs.
     """
@@ -70,7 +70,7 @@ def listed(questions):
 
 
 def cards(questions):
-    """Return the text of the file; numbers are drawn once, the same each time."""
+    """Return the text of the file; numbers are drawn once, the same in every export."""
     text = io.StringIO()
     rows = csv.writer(text, delimiter="\t", lineterminator="\n")
     for question in questions:

@@ -4,9 +4,9 @@
     catch_up()                  # after a restart; catch_up("4.4") goes to that heading
     status()                    # what passed, and what is next
 
-From `begin` on, each cell gets the names that it uses and that no cell has bound yet, just before
-it runs: an exercise's from the learner's cell that passed, or else from the library; other names
-from the lab's cells above. Only a Jupyter kernel does this; elsewhere `begin` does nothing.
+After `begin`, just before a cell runs, the names that it uses and that no cell has bound yet are
+bound: an exercise from the learner's cell that passed, or else from the library; other names
+from the lab's cells above. This needs a Jupyter kernel; elsewhere `begin` does nothing.
 """
 
 import builtins
@@ -23,7 +23,7 @@ _sessions = []  # the one of this kernel, from `begin` on
 
 
 def begin(stem):
-    """Make the lab `stem` run no matter what is skipped, and load `%%ranks`; see above."""
+    """Make the lab `stem` run no matter which cells are skipped, and load `%%ranks`; see above."""
     shell, stem = kernels_shell(), labs.find_stem(stem)
     if shell is None:
         return
@@ -43,7 +43,7 @@ def begin(stem):
 
 
 def catch_up(place=None):
-    """Bring back the answers that passed, and take the library's for the others, up to `place`.
+    """Restore the answers that passed, and use the library's for the others, up to `place`.
 
     place: a heading, "4.4", or an exercise or a prediction; by default the first that has not
            passed, after the last that has
@@ -93,7 +93,7 @@ def status(lab=None):
 
 
 class Session:
-    """What `begin` keeps in a kernel.
+    """The state that `begin` keeps in a kernel.
 
     last  the number of the lab's cell that ran last; ran: the numbers of all that ran
     made  {name: the number of the lab's cell that bound it last}
@@ -113,7 +113,7 @@ class Session:
         self.exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
 
     def lab(self):
-        """Read the lab as its file is now; return None where the file can't be found."""
+        """Read the lab from its file, as it is now; return None where the file can't be found."""
         return find_lab(self.stem, self.shell.user_ns.get("__vsc_ipynb_file__"))
 
     def before(self, info):
@@ -121,7 +121,7 @@ class Session:
         statements, lab = statements_of(info.raw_cell), self.lab()
         place = lab and lab.place_of(info.raw_cell, getattr(info, "cell_id", None), self.last)
         own = {name for one in statements for name in one.binds | one.checks}
-        # A cell of the learner's own most likely comes after the last one.
+        # A cell that the learner added most likely comes after the last one.
         until = self.last + 1 if place is None else place
         names = self.missing(needs(statements), place, own)
         if said := names and self.supply(names, until):
@@ -142,25 +142,25 @@ class Session:
                 or place is not None and self._is_old(name, lab, place)}
 
     def _is_bound(self, name, own=()):
-        """False for what no cell has bound, and for an exercise that was left empty."""
+        """Return False for a name that no cell has bound, and for an exercise left empty."""
         if name not in self.shell.user_ns:
             return hasattr(builtins, name)
         return name not in self.exercises or name in own or not is_stub(self.shell.user_ns[name])
 
     def _is_old(self, name, lab, place):
-        """True where another cell of the lab has bound it than the one above, which did not run."""
+        """Return True where a different cell bound it, because the cell above did not run."""
         above = lab.binder(name, place)
         return (name not in self.exercises and above not in self.ran
                 and self.made.get(name) not in (None, above) and above is not None)
 
     def _is_there(self, name, above):
-        """True where it has what the lab's cell `above` binds, or the learner's own."""
+        """Return True where it has the value from the lab's cell `above`, or the learner's own."""
         if not self._is_bound(name) or above is None or name in self.exercises:
             return self._is_bound(name)
         return self.made.get(name) in (None, above)
 
     def supply(self, names, until):
-        """Bind `names`, as far as the lab has them, by the cells above the cell `until`.
+        """Bind those of `names` that the lab has, by the cells above the cell `until`.
 
         Returns: sentences that name the origin of these answers
         """
@@ -201,32 +201,32 @@ class Session:
 
 
 def _first_open(lab, records):
-    """The number of the cell at which to go on; the end where everything is passed."""
+    """Return the number of the cell at which to go on; the end where everything has passed."""
     coming = _next(outline(lab.stem), records)
     return lab.find(coming.name) if coming else len(lab.cells)
 
 
 def _next(asked, records):
-    """The first that has not passed after the last that has, or else before it; or None."""
+    """Return the first open one after the last that passed, or else before it; or None."""
     passed = [is_passed(one.name, records) for one in asked]
     after = max((number for number, is_done in enumerate(passed, 1) if is_done), default=0)
     return first_open(asked, after, records)
 
 
 def _heading(lab, asked):
-    """The heading of an exercise or prediction."""
+    """Return the heading of an exercise or prediction."""
     number = lab and lab.find(asked.name)
     return asked.section if number is None else lab.cells[number].headings[-1]
 
 
 def _link(title):
-    """A link to a heading. JupyterLab names a heading by its text, with "-" for each space."""
+    """Return a link to a heading. JupyterLab's anchor is its text, with "-" for each space."""
     text = _plain(title)
     return f"[{text}](<#{text.replace(' ', '-')}>)"
 
 
 def _plain(text):
-    """Our own Markdown without marks and links."""
+    """Strip marks and links from our own Markdown."""
     return re.sub(r"\[(.*?)\]\(<.*?>\)", r"\1", text).replace("`", "").replace("**", "")
 
 

@@ -1,12 +1,12 @@
 """labs/ and solutions/ from labs/source/ and the library: one copy of each text and each answer.
 
     labs/NN_idea.ipynb        the source without the advice in its stubs, without outputs
-    solutions/NN_idea.ipynb   the library's source in the place of each stub, the working in the
-                              place of each `...`; executed, outputs kept. A broken program
+    solutions/NN_idea.ipynb   the library's source in place of each stub, the working in place
+                              of each `...`; executed, outputs kept. A broken program
                               stays, with its output; the fixed one follows below
-    labs/tour.ipynb           the library's functions in the place of those without a body;
-                              executed, outputs kept. It has no solution, because it asks nothing
-    checks/prover/tables/     what each known mistake shows
+    labs/tour.ipynb           the library's functions in place of those without a body;
+                              executed, outputs kept. It has no solution: it has no exercises
+    checks/prover/tables/     the observed behaviour of each known mistake
 
 A cell's id comes from its text, so it stays when other cells change. The hash of all cells is
 in the notebook's metadata: `ranklab build --check` compares and runs nothing.
@@ -34,7 +34,7 @@ from ranklab.course.notebook import cells_hash, digest, plain, read_cells, run_c
 from ranklab.course.stubs import contract
 from ranklab.projects import tour
 
-COMPARED = "nbval-check-output"  # the tag of a cell whose output a test compares with the stored
+COMPARED = "nbval-check-output"  # the tag of cells whose output a test compares with the stored one
 CELL_LIMIT = 150  # seconds; longer than the longest launch of a lab
 SIZE_LIMIT = 400_000  # bytes of a solution notebook
 MENDED = ("The fixed program: `# <- new` marks what is new, `# gone:` what was left out. Then the "
@@ -55,9 +55,9 @@ class BuildError(Exception):
 def build(root: Path, stems=(), force=False):
     """Build labs/ and solutions/ for `stems` (all by default).
 
-    A notebook whose outputs are kept is executed again when its code changed.
-    force: also execute notebooks that are current (where the bank or the library changed, not the
-           lab), and overwrite cells that this never wrote
+    A notebook whose outputs are kept is executed again when its code has changed.
+    force: also execute notebooks that are current (when the bank or the library changed, but not
+           the lab), and overwrite cells that the builder did not write
     """
     stems = stems or sources(root)
     if not force:
@@ -83,7 +83,7 @@ def build(root: Path, stems=(), force=False):
 
 
 def _build_tables(stems):
-    """Update the tables of what mistakes show: see checks/prover/tables.py."""
+    """Update the tables of the known mistakes: see checks/prover/tables.py."""
     old = [proof for proof in _proofs(stems) if not tables.is_current(proof)]
     try:
         for proof, pairs in tables.build_all(old):
@@ -108,7 +108,7 @@ def _notebooks(stem):
 
 
 def _refuse_to_overwrite(root, stems):
-    """Refuse to overwrite a notebook with somebody's own cells: they may be answers."""
+    """Refuse to overwrite a notebook that holds somebody's own cells: they may be answers."""
     changed = [path for stem in stems for path in _notebooks(stem)
                if (root / path).exists() and not read_cells(root / path).as_built]
     if changed:
@@ -130,7 +130,7 @@ def _deck(root, stem):
 
 
 def stale(root: Path, stems=()):
-    """List the notebooks that don't follow from their source any more. Nothing is executed."""
+    """List the notebooks that no longer match their source. Nothing is executed."""
     old = [path for stem in stems or sources(root) for path, make in _notebooks(stem).items()
            if not is_current(root / path, make(root, stem))]
     old += [f"slides/{stem}.md" for stem in stems or sources(root) if _deck(root, stem)[1]]
@@ -157,7 +157,7 @@ def is_current(path, notebook):
 
 
 def _take_outputs(path, notebook):
-    """Copy the outputs of `path` into `notebook`, if its code is the same; return whether it is.
+    """Copy the outputs of `path` into `notebook` if the code is the same; return whether it is.
 
     True means that only texts changed, or the words of docstrings.
     """
@@ -189,7 +189,7 @@ def _without_docstrings(source):
 
 
 def lab_notebook(root, stem):
-    """Return what the learner opens: the source without marked solutions or advice in stubs.
+    """Return the learner's notebook: the source without marked solutions or advice in stubs.
 
     It has no outputs, so no outputs are compared.
     """
@@ -210,7 +210,7 @@ def tour_notebook(root, stem):
 
 
 def _solver(stem, text_of, unchanged=()):
-    """Return a function that puts the library's text into one cell after the other.
+    """Return a function that puts the library's text into one cell after another.
 
     text_of    name -> the library's text, or None
     unchanged  sources that stay
@@ -292,7 +292,7 @@ def _program(source):
 def marked(found, answer):
     """Return `answer` with a mark at each line that is not in `found`.
 
-    A line that was left out, with none in its place, becomes a comment.
+    A line that was removed and not replaced becomes a comment.
     """
     before, after, lines = found.splitlines(), answer.splitlines(), []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
@@ -361,7 +361,7 @@ def _working(match):
 def execute(notebook, root):
     """Run the notebook from top to bottom and keep the outputs in it.
 
-    Raises: BuildError with the cell's own error; or when an output names a path of this machine
+    Raises: BuildError with the cell's own error; or when an output contains a local path
     """
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 

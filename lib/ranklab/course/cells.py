@@ -48,7 +48,7 @@ class Statement:
 
     @property
     def keeps(self):
-        """True where the names that it binds may keep what they were before."""
+        """True where the names that it binds may keep their earlier values."""
         return isinstance(self.node, (*COMPOUND, ast.AugAssign))
 
 
@@ -62,7 +62,7 @@ class Cell:
 
     @functools.cached_property
     def statements(self):
-        """Its statements; none where it is no Python."""
+        """Its statements; none where it is not valid Python."""
         return statements_of(self.source)
 
     @property
@@ -72,7 +72,7 @@ class Cell:
 
 
 def statements_of(source):
-    """Parse a cell's text into its statements; return none where it is no Python."""
+    """Parse a cell's text into its statements; return none where it is not valid Python."""
     try:
         return [_statement(node, source) for node in _tree(source).body]
     except (SyntaxError, ValueError):
@@ -80,7 +80,7 @@ def statements_of(source):
 
 
 def _tree(source):
-    """The syntax tree. Magics and shell lines are left out; `%%ranks` takes a body of Python."""
+    """Parse the source. Magics and shell lines are left out; a `%%ranks` body is Python."""
     source = re.sub(r"\A%%ranks\b.*", "pass", source)
     return ast.parse(re.sub(r"^([ \t]*)[%!?].*", r"\1pass", source, flags=re.M))
 
@@ -97,7 +97,7 @@ def _statement(node, source):
 
 
 def _here(node):
-    """The nodes below `node` that run with it: no function's or comprehension's."""
+    """Yield the nodes below `node` that run with it: none inside functions or comprehensions."""
     yield node
     inner = (*DEFINES, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
     for child in ast.iter_child_nodes(node):
@@ -129,7 +129,7 @@ def _root(node):
 
 
 def needs(statements):
-    """Find the names that these statements, run in order, need from before."""
+    """Find the names that must be bound before these statements run in order."""
     needed, late, bound = set(), set(), set()
     for one in reversed(statements):
         if not one.keeps:
@@ -141,7 +141,7 @@ def needs(statements):
 
 
 def to_bind(names, statements, is_there):
-    """Select from `statements`, in order, what binds `names` and what these need in turn.
+    """Select from `statements`, in order, those that bind `names` and those that these need.
 
     is_there(name, cell): True where `name` already has what the last statement above, in the cell
                           of this number, binds to it
@@ -171,12 +171,12 @@ def to_bind(names, statements, is_there):
 
 
 def _binder(name, statements):
-    """The number of the cell of the last statement that binds `name`; None where none does."""
+    """Return the cell number of the last statement that binds `name`; None where none does."""
     return next((one.cell for one in reversed(statements) if name in one.binds), None)
 
 
 def _imported(statements):
-    """Calls on a module change nothing that a slice has to repeat."""
+    """Return the imported modules: calls on them change nothing that a slice must repeat."""
     return {name for one in statements for name in one.binds
             if isinstance(one.node, IMPORTS)}
 
@@ -219,14 +219,14 @@ class Lab:
         return None
 
     def section(self, number):
-        """Return the cells from `number` on, under the same heading."""
+        """Return the cells from `number` on that are under the same heading."""
         end = number
         while end < len(self.cells) and self.cells[end].headings == self.cells[number].headings:
             end += 1
         return self.cells[number:end]
 
     def binder(self, name, until):
-        """Find the last cell before `until` that makes `name`, and does not only import it.
+        """Find the last cell before `until` that defines `name`, rather than only importing it.
 
         Returns: the cell's number; None where no cell does
         """
@@ -237,8 +237,8 @@ class Lab:
     def statements(self, until, own=None):
         """Return the statements of all cells before the cell `until`.
 
-        An exercise has the answer in `own`, {name: the text of the learner's cell}, or else the
-        library's. No `x = check(x)` is among them.
+        An exercise's answer is from `own`, {name: the text of the learner's cell}, or else from
+        the library. Statements such as `x = check(x)` are left out.
         """
         found = []
         for number, cell in enumerate(self.cells[:until]):
@@ -252,7 +252,7 @@ class Lab:
         return found
 
     def _answer(self, name, text):
-        """The learner's definition with the rest of its cell; or the library's answer."""
+        """Return the learner's definition with the rest of its cell, or the library's answer."""
         own = [one for one in statements_of(text) if not _is_check(one.node, self.exercises)
                and getattr(one.node, "name", name) not in self.exercises.keys() - {name}]
         if not any(name in one.binds for one in own):
@@ -263,8 +263,8 @@ class Lab:
 def define(statements, space, exercises):
     """Run statements in the namespace `space`; return the exercises whose answer is the learner's.
 
-    Where a statement raises, the cell that needs it will say what is missing. Where an answer
-    raises, or has no statement, the library's answer is taken.
+    If a statement raises, the cell that needs it will report what is missing. If an answer
+    raises, or has no statement, the library's answer is used.
     exercises: {name: Exercise} of the lab
     """
     failed = set()
@@ -282,7 +282,7 @@ def define(statements, space, exercises):
 
 
 def _compiled(statement):
-    """Compile a statement, whose tracebacks and text_of then show its cell."""
+    """Compile a statement so that tracebacks and text_of show its cell."""
     file = (f"<your cell of {statement.answers}>" if statement.answers else
             f"<code cell {statement.cell + 1} of the lab>")
     linecache.cache[file] = (len(statement.text), None, statement.text.splitlines(True), file)
@@ -310,9 +310,9 @@ def _is_check(node, exercises):
 
 
 def find_lab(stem, notebook=None):
-    """Find the lab `stem` in the file that the learner has open; return None where there is none.
+    """Find the lab `stem`: in the open notebook, the learner's copies, then the checkout's labs.
 
-    Otherwise the learner's copies are read, then the checkout's labs.
+    Returns: the lab; None where there is none
     notebook: the file's path, where the editor says it
     """
     root = labs.repository() or labs.repository(Path(__file__).parent)

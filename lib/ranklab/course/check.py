@@ -32,7 +32,7 @@ PASSED, FAILED, NOT_WRITTEN, LIBRARYS = "passed", "failed", "not written yet", "
 
 @dataclass
 class Verdict:
-    """What a check found: the properties that hold, and the first that does not."""
+    """The result of a check: the properties that hold, and the first that does not."""
 
     name: str
     state: str = PASSED
@@ -65,8 +65,8 @@ def check(learner_fn=None, /, **predictions):
     """Print and record the verdict; return what the rest of the lab uses.
 
     Returns: the learner's function or class when it passes, and the library's when it does not yet
-    With keywords, numbers are checked: check(megabytes_sent=150); `...` is "not predicted yet".
-    Or formulas: check(largest_data_parallel=lambda tokens, flops, bandwidth: ...).
+    Keywords check numbers: check(megabytes_sent=150), where `...` is "not predicted yet";
+    or formulas: check(largest_data_parallel=lambda tokens, flops, bandwidth: ...).
     """
     for name, value in predictions.items():
         _check_prediction(name, value)
@@ -130,7 +130,7 @@ def judge(exercise, learner_fn) -> Verdict:
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, so that no `except Exception` catches it and goes on."""
+    """Raised at the time limit. Not an Exception, so that no `except Exception` catches it."""
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def _time_limit():
 def is_stub(learner_fn):
     """Return whether the stub's `raise NotImplementedError("exercise ...")` is still there.
 
-    Nothing is run. A learner's own NotImplementedError, with another text, makes no stub.
+    Nothing is run. A NotImplementedError of the learner, with a different text, is not a stub.
     """
     parts = vars(learner_fn).values() if isinstance(learner_fn, type) else [learner_fn]
     parts = [getattr(part, "fget", getattr(part, "__func__", part)) for part in parts]
@@ -239,7 +239,7 @@ def judge_prediction(prediction, value):
 
 
 def _confusion(prediction, number):
-    """Return what the number confuses, if it is one of the usual mistakes; else ""."""
+    """Return what was confused, if the number is a common mistake; else ""."""
     right, tolerance = prediction.answer(), prediction.tolerance
     for slip, confusion in (prediction.mistakes or {}).items():
         # A slip that lies within the tolerance of the right number must be matched more closely.
@@ -250,7 +250,7 @@ def _confusion(prediction, number):
 
 
 def _is_rounded(given, right, digits=2):
-    """Return whether `given` is `right` rounded to its own digits, as people say 25 for 24.74."""
+    """Return whether `given` is `right` in `digits` significant digits: 25 for 24.74."""
     if not right:
         return False
     unit = 10.0 ** (math.floor(math.log10(abs(right))) - digits + 1)
@@ -259,7 +259,7 @@ def _is_rounded(given, right, digits=2):
 
 
 def _as_float(value):
-    """`value` as a float, also a scalar of torch's or numpy's; NaN where it is no number."""
+    """Convert `value`, or a scalar of torch or numpy, to float; NaN where it is not a number."""
     try:
         if hasattr(value, "item") and getattr(value, "shape", None) == ():
             value = value.item()

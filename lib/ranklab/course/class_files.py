@@ -9,7 +9,7 @@ from ranklab.course.class_page import page
 
 
 class ClassFile:
-    """A file that is always complete on disk: with the rows so far, or with the last run's."""
+    """A file that is always complete on disk: with the rows so far, or those of the last run."""
 
     def __init__(self, path, submissions):
         self.path = Path(path).resolve()
@@ -65,5 +65,5 @@ def _cell(row, name):
 
 
 def _plain(text):
-    """The text of a cell such that no spreadsheet takes it for a formula."""
+    """Return a cell's text, changed so that no spreadsheet takes it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -1,6 +1,6 @@
 """The instructor's report of a class: one HTML file that needs no server.
 
-It says what to teach next, lab by lab who passed what, then every mistake, then the notes.
+It shows what to teach next, who passed what in each lab, every mistake, and the notes.
 """
 
 from pathlib import Path

@@ -27,9 +27,9 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
 
     what: a .py file or a module; or a folder that `keep` or a job has filled
     ranks: start this many with torchrun; None: the program launches its own
-    keep: a folder for what is observed
-    before: such a folder, of the run that this one continues
-    beside: such a folder, of the same program on fewer ranks
+    keep: a folder for the observations
+    before: such a folder, from the run that this one continues
+    beside: such a folder, from the same program on fewer ranks
     Returns: 1 where something is found, or the program did not end well
     Raises: ValueError if there is no such program, or nothing was observed
     """
@@ -79,7 +79,7 @@ def _run(words, arguments, ranks, timeout, folder):
 
 
 def _judge(ranks, launch, of, before, beside):
-    """Print what is found in one launch, and where the ranks are that have not returned.
+    """Print the findings of one launch, and where the ranks that have not returned are.
 
     Returns: True where something is found
     """

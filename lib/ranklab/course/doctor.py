@@ -24,7 +24,7 @@ OLDEST_PYTHON = (3, 11)
 MEMORY_NEEDED = 4e9  # bytes: a notebook, its kernel and eight ranks of 0.3 GB
 TEMPORARY_NEEDED = 1e9  # bytes: checkpoints of the projects, traces
 SHARED_NEEDED = 16e6  # bytes: loader workers pass batches through /dev/shm
-SHARED_NEEDED_NCCL = 512e6  # bytes: so do NCCL's ranks, and a container's default is 64 MB
+SHARED_NEEDED_NCCL = 512e6  # bytes: NCCL's ranks use it as well, and a container's default is 64 MB
 SMALL, LARGE = 8, 64 * 10**6  # bytes of the two all-reduces that are timed
 # Most labs launch four ranks; these need a different number for their main experiment.
 RANKS_OF_LAB = {"01_baseline": 1, "02_collectives": 8, "12_hybrid": 8, "13_planner": 2}
@@ -80,7 +80,7 @@ def torch_version():
         yield Advice("torch is not installed: run `make lab`, which installs it")
         return
     yield f"torch          {version}"
-    if not _installed("ranklab"):  # its folder is on the path: nothing says a range
+    if not _installed("ranklab"):  # its folder is on the path: there is no metadata with a range
         return
     wanted = next(r for r in map(Requirement, importlib.metadata.requires("ranklab"))
                   if r.name == "torch")
@@ -227,7 +227,7 @@ def _seconds(x):
 
 
 def extras():
-    """Yield for each optional part "here", or the line that installs what is missing."""
+    """Yield for each optional part "here", or the command that installs it."""
     from packaging.requirements import Requirement
 
     about = importlib.metadata.metadata("ranklab")
@@ -253,7 +253,7 @@ def _installed(name):
 
 
 def what_labs_run_on():
-    """Yield for each lab that is written how many ranks it runs, and on what."""
+    """Yield for each lab that is written its number of ranks, and their devices."""
     count, share = gpu_count(), sharing.is_wanted()
     for stem in labs.written():
         needed = RANKS_OF_LAB.get(stem, 4)

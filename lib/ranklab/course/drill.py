@@ -1,8 +1,8 @@
 """`ranklab drill`: the interview bank in the terminal. It asks, names mistakes and keeps the score.
 
-The score is one JSON file, $RANKLAB_HOME/drill.json: for each question the last marks, from 0 to 1.
-A question is weak when one of its last two marks is below 0.7: it takes two good answers to leave
-`--weak`.
+The score is one JSON file, $RANKLAB_HOME/drill.json: the last marks, from 0 to 1, of each question.
+A question is weak when one of its last two marks is below 0.7, so two good answers remove it
+from `--weak`.
 """
 import random
 import time
@@ -22,11 +22,11 @@ LETTERS = "abcdefgh"
 
 
 class Stop(Exception):
-    """The learner has had enough: q, Ctrl-C or the end of the input."""
+    """The learner stopped: q, Ctrl-C or the end of the input."""
 
 
 def drill(argv):
-    """Ask every question that fits, up to the count; return the exit code.
+    """Ask the matching questions, up to the count; return the exit code.
 
     Questions come from the bank, the marks go to $RANKLAB_HOME/drill.json.
     Raises: ValueError with the list of labs
@@ -117,7 +117,7 @@ def _ask(question, place, seed):
 
 
 def read_reply(asked):
-    """Ask until the reply can be read; return it as it was typed, or "" for Enter alone.
+    """Ask until the reply is valid; return it as typed, or "" for Enter only.
 
     A reply is a number, or the letter of a choice.
     """
@@ -157,7 +157,7 @@ def value_of(asked, reply):
 def grade(asked, reply):
     """Grade a reply: 1.0 where it is right, else 0.0.
 
-    Prints whether it is right, and what a wrong reply confuses.
+    Prints whether it is right, and for a wrong reply what was confused.
     """
     right_one = asked.shown_answer() if asked.kind == "number" else (
         LETTERS[asked.options.index(asked.answer)])

@@ -1,4 +1,4 @@
-"""grade: every submitted notebook is run and checked again; what its outputs say is not believed.
+"""grade: every submitted notebook is run and checked again; its saved outputs are not trusted.
 
 Each runs in a fresh kernel, where `check` judges its functions and numbers anew. A notebook that
 raises, hangs or ends its process costs only its own row.
@@ -8,9 +8,9 @@ those you don't trust, use a container: docs/teaching.md has the command.
 
     grade.py       the table, row by row
     class_files.py the CSV and the report of the class
-    mistakes.py    the report's mistakes by their names; lesson.py: where the lab teaches it
+    mistakes.py    the report's mistakes by name; lesson.py: where the lab teaches an exercise
     submission.py  one notebook and its row
-    submitted.py   what its text says, before anything runs
+    submitted.py   its text, read before anything runs
     rerun.py       its run in a fresh kernel
 """
 
@@ -34,10 +34,10 @@ def grade(folder: Path, csv_path: Path | None = None, limit: float = 600,
           html_path: Path | None = None) -> int:
     """Print a row for each notebook below `folder`; write the table and the report of the class.
 
-    csv_path, html_path  where to; both files are whole after every row
+    csv_path, html_path  output files; both are complete after every row
     limit                seconds for a notebook
-    Returns the exit code: 0; 2 when there is nothing to grade, or no place for a file; and 128 and
-    the signal's number when it was stopped.
+    Returns the exit code: 0; 2 when there is nothing to grade, or a file can't be written; and 128
+    plus the signal's number when it was stopped.
     """
     folder = Path(folder)
     submissions = {name: notebook for name, notebook in _handed_in(folder).items()
@@ -75,7 +75,7 @@ def _first(problems):
 
 @contextlib.contextmanager
 def _stoppable():
-    """Inside, SIGTERM and SIGHUP end the grading as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP end the grading in this block as Ctrl-C does."""
 
     def stop(number, _):
         raise KeyboardInterrupt(number)
@@ -91,7 +91,7 @@ def _stoppable():
 
 
 def _handed_in(folder):
-    """{name in the table: its Notebook, or Unreadable}, in order; hidden ones are left out."""
+    """Return {name in the table: its Notebook, or Unreadable}, in order, without hidden files."""
     if folder.is_file():
         return {folder.name: _read(folder)}
     submissions = {}

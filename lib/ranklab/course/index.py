@@ -1,5 +1,5 @@
-"""index.json: name, heading and hints of all that the labs ask, and questions with numbers that
-the library computes. `ranklab build` writes it (index_builder.py).
+"""index.json: name, heading and hints of each exercise and prediction, and the questions whose
+numbers the library computes. `ranklab build` writes it (index_builder.py).
 
 With it `ranklab status`, `hint` and `questions` answer at once: importing torch takes seconds. A
 lab that is being written is looked up in its checks until the next build.

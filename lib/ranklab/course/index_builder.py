@@ -22,8 +22,9 @@ def is_current():
 
 
 def write():
-    """Bring the index up to date with the labs' sources and their checks; return whether it was
-    not.
+    """Bring the index up to date with the labs' sources and their checks.
+
+    Returns: whether it changed
     """
     text = _text()
     if FILE.exists() and FILE.read_text(encoding="utf-8") == text:

@@ -1,8 +1,8 @@
 """`ranklab interview`: a mock interview against the clock, scored afterwards, with a report.
 
-Questions that were wrong in a drill come first, then those never asked. While the clock runs,
+Questions answered wrongly in a drill come first, then those never asked. While the clock runs,
 nothing is judged. Then the machine judges numbers and choices, and the person scores the other
-answers, point by point of the rubric. What is typed is kept at once, line by line, in
+answers against the rubric, point by point. Each line typed is saved at once, in
 $RANKLAB_HOME/interviews.json. The marks go into the drill's file.
 """
 
@@ -34,8 +34,8 @@ ORDER = ("number", "choice", "open", "number", "choice", "number", "open", "choi
 def interview(argv, clock=time.monotonic):
     """Hold an interview, or score the last one; return the exit code.
 
-    clock: returns seconds, and goes on while somebody types
-    Raises: ValueError where no interview is kept that could be scored
+    clock: returns seconds, and keeps running while somebody types
+    Raises: ValueError if there is no saved interview to score
     """
     wanted = _parser().parse_args(argv)
     if wanted.seed is None:
@@ -108,7 +108,7 @@ def choose(bank, wanted, marks):
 
 
 class Sheets:
-    """The file of interviews: what was asked, typed and marked in each, by the time it began."""
+    """The file of interviews, by starting time: what was asked, typed and marked in each."""
 
     def __init__(self, path):
         self.path, self.kept, self.can_write = path, records.load(path, _is_sheet), True
@@ -151,7 +151,7 @@ def _is_sheet(record):
 # --- the clock runs -------------------------------------------------------------------------------
 
 def hold(sheet, drawn, save, clock):
-    """Ask the questions until the time is over, or until q or Ctrl-C."""
+    """Ask the questions until the time is up, or until q or Ctrl-C."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrows and long lines work where somebody types
     seconds, begun = 60 * sheet["minutes"], clock()
@@ -176,7 +176,7 @@ def hold(sheet, drawn, save, clock):
 
 
 def _answer(asked, entry, save, is_over):
-    """Put what was typed into entry["reply"]; "" where it was passed, None where time was over."""
+    """Store the reply in entry["reply"]: "" if the question was skipped, None if time ran out."""
     if not asked.rubric:
         entry["reply"] = read_reply(asked) or (None if is_over() else "")
         return
@@ -195,9 +195,9 @@ def _answer(asked, entry, save, is_over):
 
 @contextlib.contextmanager
 def _bell(seconds):
-    """Print a line, inside the block, when `seconds` are over.
+    """Print a line if the block still runs after `seconds`.
 
-    What is being typed stays as it is.
+    It does not interrupt what is being typed.
     """
     def ring(*_):  # not print(), because it may come in the middle of another print()
         os.write(sys.__stdout__.fileno(), b"\n  Time is over. Enter: what you typed counts.\n")
@@ -216,7 +216,7 @@ def _bell(seconds):
 def score(drawn, save, marks):
     """Give each answer its mark, from 0 to 1, and list the points that it missed.
 
-    Raises: Stop where the person has had enough; what is not scored yet can be scored later
+    Raises: Stop if the person stops; answers not scored yet can be scored later
     """
     for entry, question, asked in drawn:
         if entry["reply"] is None or entry["mark"] is not None:

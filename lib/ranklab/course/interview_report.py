@@ -1,4 +1,4 @@
-"""What an interview showed, as Markdown: points by lab, which lab to open, what was missed."""
+"""The report of an interview, as Markdown: points by lab, which lab to open, what was missed."""
 
 import textwrap
 
@@ -59,7 +59,7 @@ def _missed(scored):
 
 
 def _right(asked, reply):
-    """What is right, and what the reply confuses."""
+    """Return the right answer, and what the reply confuses."""
     letter = f"{LETTERS[asked.options.index(asked.answer)]}) " if asked.options else ""
     confuses = judge(asked, value_of(asked, reply))[1] if reply else ""
     right = asked.shown_answer().removesuffix(".")
@@ -67,7 +67,7 @@ def _right(asked, reply):
 
 
 def transcript(drawn):
-    """Return all questions with what was said and a good answer."""
+    """Return all questions, each with the reply and a good answer."""
     parts = ["## All questions"]
     for entry, question, asked in drawn:
         options = [f"{letter}) {option}" for letter, option in zip(LETTERS, asked.options)]

@@ -1,4 +1,4 @@
-"""The labs in their order, and what each of them holds: found by name, never registered."""
+"""The labs in their order, and what each of them contains: found by name, never registered."""
 
 import difflib
 import functools

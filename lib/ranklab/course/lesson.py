@@ -1,4 +1,4 @@
-"""Where a lab teaches what it asks for: the section, its picture and the slide to show again."""
+"""Where a lab teaches an exercise or prediction: the section, its picture, and the slide."""
 
 import re
 
@@ -37,7 +37,7 @@ def _section(source, name):
 
 
 def _slide(stem, name, title):
-    """The title of the first slide with the section's words, or else with the name in its code."""
+    """Return the title of the first slide with the section's words, or else the name in code."""
     slides = {_title(slide): slide for slide in labs.deck(stem).split("\n---\n")}
     words = title.lstrip("0123456789. ")
     same = [each for each in slides if re.match(rf"{re.escape(words)}(?!\w)", each, re.I)]

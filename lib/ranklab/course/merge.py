@@ -1,9 +1,9 @@
 """`ranklab work --merge`: the learner's cells go from the old copy of a lab into the newer one.
 
-A cell is the learner's when its text is not the one from which the builder made its id. It takes
-the place of the cell with its id, or of the stub of the same exercise; a predicted number takes the
-place of `...`. Where another lab asks the exercise by now, it goes into that lab's copy. Any other
-one comes after the cell that it followed. Both copies are kept.
+A cell is the learner's when its text is not the one from which the builder made its id. It replaces
+the cell with its id, or the stub of the same exercise; a predicted number replaces `...`. If the
+exercise has moved to another lab, the cell goes into that lab's copy. Any other cell is inserted
+after the one that it followed. Both copies are kept.
 """
 
 import ast
@@ -21,8 +21,8 @@ from ranklab.course.submitted import definitions
 def merge(folder: Path, stem):
     """Replace the learner's copy by the newer lab with their cells in it; return a sentence.
 
-    folder/STEM.old.ipynb: what the copy was; a newer lab that somebody has edited is kept as well
-    Raises: ValueError where there is no newer lab, or one of the two is no notebook
+    folder/STEM.old.ipynb: the old copy; a newer lab that somebody has edited is kept as well
+    Raises: ValueError if there is no newer lab, or one of the two is not a notebook
     """
     copy = folder / f"{stem}.ipynb"
     newer = newest(folder, stem)
@@ -54,7 +54,7 @@ def newest(folder, stem):
 
 
 def keep(text, copy):
-    """Write `text` to a file of its own next to `copy`; return the new path."""
+    """Write `text` to a new file next to `copy`; return its path."""
     number = 1
     while (path := copy.with_name(f"{copy.stem}.old{number if number > 1 else ''}.ipynb")).exists():
         number += 1
@@ -63,10 +63,10 @@ def keep(text, copy):
 
 
 class OtherLabs:
-    """The copies of the other labs: what the learner wrote for an exercise that is theirs by now.
+    """The copies of the other labs, for the learner's cells whose exercise has moved to one.
 
-    It goes into the newest version of the copy in `folder`, where that has the stub untouched. A
-    cell that the learner added stays in its lab, whatever it defines.
+    Such a cell goes into the newest version of the copy in `folder`, if that has the stub
+    untouched. A cell that the learner added stays in its lab, whatever it defines.
     """
 
     def __init__(self, folder, stem):
@@ -74,7 +74,7 @@ class OtherLabs:
         self.notebooks, self.names = {}, {}  # by path: what it holds; the exercises that came
 
     def take(self, cell):
-        """Put the cell into the lab that asks its exercise or prediction; return whether it did."""
+        """Put the cell into the lab with its exercise or prediction; return whether that worked."""
         asked = asked_in(cell)
         stems = {labs.stem_of(name) for name in asked} - {None, self.stem}
         is_added = not re.fullmatch(r"[0-9a-f]+-\d+", str(cell.get("id")))  # not by the builder
@@ -95,7 +95,7 @@ class OtherLabs:
         return self.notebooks[path]
 
     def write(self):
-        """Write the notebooks into which a cell came."""
+        """Write the notebooks that received a cell."""
         for path in self.names:
             write_whole(path, json.dumps(self.notebooks[path], indent=1, ensure_ascii=False) + "\n")
 
@@ -114,7 +114,7 @@ def bring_cells(old, new, names, others):
     """Copy the learner's cells from `old` into `new`, both lists of cells; return how many.
 
     names   of the exercises and predictions of this lab
-    others  the OtherLabs: what they take is not counted
+    others  the OtherLabs: cells that go there are not counted
     """
     moved, last = 0, None  # last: the cell of `new` that stands for the one before
     for cell in old:

@@ -1,7 +1,7 @@
 """The mistakes of a class by their names, and what to say about each in the next lesson.
 
 A mistake's name is the hint that the check gave for it; without a hint, what the check saw. Numbers
-are left out of the comparison, so the same mistake of two people counts as one. No sentence is
+are not compared, so the same mistake made by two people counts as one. No sentence is
 written here: all come from the checks, the hints and the lab.
 """
 
@@ -53,7 +53,7 @@ def common(rows):
 
 
 def to_tell(mistakes):
-    """Select the most common mistakes, to speak about. One without a hint needs two people."""
+    """Select the most common mistakes to discuss. One without a hint needs two people."""
     return [each for each in mistakes if each.hint or len(each.by) > 1][:TOLD]
 
 

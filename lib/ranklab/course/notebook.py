@@ -57,8 +57,8 @@ def run_cells(notebook, folder, limit, environ, **options):
     """Execute `notebook` from top to bottom in `folder`, on a fresh kernel; keep its outputs in it.
 
     limit: seconds for a cell
-    environ: what is set besides this process's environment; the learner's progress is not touched
-    options: of nbclient's NotebookClient, whose errors it raises
+    environ: variables added to this process's environment; the learner's progress is not touched
+    options: for nbclient's NotebookClient, whose errors it raises
     """
     with fresh_client(notebook, folder, environ, timeout=limit, **options) as client:
         client.execute()
@@ -66,7 +66,7 @@ def run_cells(notebook, folder, limit, environ, **options):
 
 @contextlib.contextmanager
 def fresh_client(notebook, folder, environ, **options):
-    """Yield nbclient's client of `notebook`, with a fresh kernel, which ends with the block.
+    """Yield an nbclient client for `notebook`, with a fresh kernel that ends with the block.
 
     folder, environ, options: as for run_cells
     """
@@ -80,7 +80,7 @@ def fresh_client(notebook, folder, environ, **options):
                                     connection_file=os.path.join(home, "kernel.json"))
         client = NotebookClient(notebook, km=kernel, extra_arguments=["--log-level=40"],  # errors
                                 resources={"metadata": {"path": str(folder)}}, **options)
-        # Where `begin` finds it: not the one of an earlier build, which may lie in the folder.
+        # Where `begin` finds it, and not the file of an earlier build in the folder.
         path = Path(home, "notebook.ipynb")
         path.write_text(json.dumps(notebook), encoding="utf-8")
         try:

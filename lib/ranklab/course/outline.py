@@ -23,7 +23,7 @@ class Asked:
 
 
 def outline(stem):
-    """List all that the lab asks, in the order of its cells.
+    """List all exercises and predictions of the lab, in the order of its cells.
 
     Without a source: in the order of its checks.
     """
@@ -40,7 +40,7 @@ def asked_by(source, names):
 
 
 def next_after(name, records):
-    """Return one line on what comes after `name` in its lab, leaving out what is passed."""
+    """Return one line on what comes after `name` in its lab, skipping what has passed."""
     stem = labs.stem_of(name)
     if stem is None:
         return ""

@@ -13,7 +13,7 @@ from ranklab.course.outline import is_passed
 def passed_answers(names, show=print):
     """Return {name: function} of those exercises whose answers have passed, and pass again now.
 
-    show  gets a line for each name: whose answer it is, and why; None: nobody does
+    show  called with a line for each name: whose answer it is, and why; None: not called
     Cost  each check once more, some seconds each
     """
     records, answers = progress.load(), {}
@@ -38,7 +38,7 @@ def passed_answers(names, show=print):
 
 
 def _defined(stem, exercises, names, records):
-    """{name: function} of the learner's answers, with what they need of the lab's cells."""
+    """Return {name: function} of the learner's answers, run with the cells that they need."""
     texts = {name: records[name].get("cell", "") for name in exercises if is_passed(name, records)}
     lab = find_lab(stem)
     if lab is None or not any(texts.get(name) for name in names):

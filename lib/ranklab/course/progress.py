@@ -20,7 +20,7 @@ def home() -> Path:
 
 
 def load(folder: Path | None = None) -> dict:
-    """Return what is recorded, by name; nothing where there is no file.
+    """Return the records by name; empty where there is no file.
 
     folder  whose progress.json is read; by default home()
     """
@@ -39,7 +39,7 @@ def _is_good(entry):
 
 
 def record(name, state, cell="", reason="", advice=""):
-    """Keep the state of an exercise or prediction; a pass is never lost by a later try.
+    """Record the state of an exercise or prediction; a later failed try never undoes a pass.
 
     cell    the text of the cell that passed
     reason  why the try failed, in a line; advice: the hint of the check about that mistake

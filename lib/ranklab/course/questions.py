@@ -22,7 +22,7 @@ def questions(lab):
 
 
 class LabQuestions:
-    """What a cell shows: folded answers in a notebook, plain text anywhere else."""
+    """The output of a cell: folded answers in a notebook, plain text anywhere else."""
 
     def __init__(self, lab, drawn, more):
         self.lab, self.drawn, self.more = lab, drawn, more
@@ -60,13 +60,13 @@ def question_html(place, question, asked, with_answer=True):
 
 
 def asked_html(asked):
-    """Render as HTML what is asked, with its options."""
+    """Render the question's text as HTML, with its options."""
     options = "".join(f"<li>{to_html(text)}</li>" for text in asked.options)
     return to_html(asked.text) + (f'<ol type="a">{options}</ol>' if options else "")
 
 
 def answer_html(asked):
-    """Render as HTML the answer, why, the points of a good one, and the common wrong ones."""
+    """Render as HTML the answer, the reason, the points of a good one, and common wrong ones."""
     points, slips = ("".join(f"<li>{to_html(text)}</li>" for text in texts)
                      for texts in (asked.rubric, _slips(asked)))
     return ("".join(to_html(text) for text in _answer(asked))

@@ -1,7 +1,7 @@
 """A file of records, which several notebooks and terminals change at once without losing any.
 
-It is JSON: one record for each name. Nothing here raises because of the disk: a lab goes on where
-nothing can be written, and the records then last as long as the process.
+It is JSON: one record for each name. Nothing here raises because of the disk: where nothing can be
+written, a lab continues, and the records last as long as the process.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def change(path, is_good):
 
 
 def _read(path, is_good):
-    """(the good records, True when there is nothing else in the file)."""
+    """Return (the good records, True when there is nothing else in the file)."""
     kept_here = _unwritten.get(path, {})
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -52,7 +52,7 @@ def run(path, shorter=()):
     """Run the notebook's cells in its own folder, under a GPU's rules.
 
     The notebook and your progress stay as they are.
-    shorter: {text of a cell: what runs in its place}, which does less work of the same kind
+    shorter: {text of a cell: its replacement}, which does less work of the same kind
     Returns: how many cells ran, and [(number, source, error)] of the cells that raised
     Raises: ValueError if no cell has such a text
     """

@@ -20,7 +20,7 @@ from ranklab.engine.server import PR_SET_CHILD_SUBREAPER, prctl
 START = "import os, sys, ranklab.course.check; sys.stdout = sys.stderr = open(os.devnull, 'w')"
 START_LIMIT = 120  # seconds
 CELL_SHARE = 0.3  # the part of a notebook's time that one cell may take
-DEATH_LIMIT = 5  # seconds for killed processes to be gone
+DEATH_LIMIT = 5  # seconds for killed processes to end
 
 
 class Rerun:
@@ -51,7 +51,7 @@ class Rerun:
                 del self.steps[broken]
 
     def _run_steps(self):
-        """Run the steps in one kernel; return the one that broke it or took the last second."""
+        """Run the steps in one kernel; return the one that broke it or used up the time."""
         from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
         from nbformat.v4 import new_code_cell, new_notebook
 

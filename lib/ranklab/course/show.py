@@ -12,7 +12,7 @@ COLOURS = {"ok": "var(--jp-success-color1, #23863b)", "FAIL": "var(--jp-error-co
 
 
 def show(text):
-    """Show `text`, no line longer than 100 columns; a notebook shows marks in colour.
+    """Show `text`, wrapped at 100 columns; a notebook shows marks in colour.
 
     A notebook also keeps the plain text, for whatever can't show HTML.
     """

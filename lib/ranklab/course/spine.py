@@ -11,11 +11,11 @@ from ranklab.course.outline import next_after as outline_next
 
 @dataclass(frozen=True)
 class Part:
-    """What of a lab belongs to the spine.
+    """The part of a lab that belongs to the spine.
 
-    minutes   of its exercises and the reading around them, by the lab's own minutes
+    minutes   for its exercises and the reading around them, as the lab gives them
     sections  the headings of its exercises, 8.1 and so on for bugs
-    more      what else is read there, in words
+    more      what else to read there, in words
     """
 
     stem: str
@@ -57,7 +57,7 @@ def part_of(stem):
 def next_after(name, records):
     """Return one line on what comes after `name` in its lab.
 
-    Where the lab's part of the spine is done with it, the line also says what comes next on the
+    If `name` completes the lab's part of the spine, the line also says what comes next on the
     spine.
     """
     line, onward = outline_next(name, records), leads_to(labs.stem_of(name), records)
@@ -67,7 +67,7 @@ def next_after(name, records):
 def leads_to(stem, records):
     """Return what comes next on the spine, as "02, 4.1 tree_rounds".
 
-    Returns: "" until this lab's part of the spine is done, and where the lab has none
+    Returns: "" until this lab's part of the spine is done, or if the lab has none
     """
     part = part_of(stem)
     is_done = part and all(is_passed(each.name, records) for each in part.asked())

@@ -5,9 +5,9 @@ from ranklab.course.outline import is_passed, outline
 
 
 def status(lab=None) -> str:
-    """Return a table of one lab, or of each lab that was begun, and at its end what comes next.
+    """Return a table of one lab, or of each lab that was begun, then what comes next.
 
-    lab: None: a lab that was not begun takes one line; "all": every lab has a table
+    lab: None: a lab that was not begun takes one line; "all": a table for every lab
     Raises: ValueError with the list of labs
     """
     stems = labs.written() if lab in (None, "all") else (labs.find_stem(lab),)

@@ -17,7 +17,7 @@ def contract(source):
 
 
 def advice(source, name):
-    """Return what the stub of `name` advises, one line for each part that is missing.
+    """Return the advice in the stub of `name`, one line for each missing part.
 
     source: of a whole lab; a class's parts are its methods, and each line begins with the name of
     one

@@ -9,7 +9,7 @@ from ranklab.course import labs, progress
 from ranklab.course.check import FAILED, NOT_WRITTEN, PASSED
 from ranklab.course.rerun import Rerun
 
-# If several ranks fail in the same way, chance decides which of them reports first.
+# If several ranks fail in the same way, any of them may report first.
 FIRST = re.compile(r"\brank \d+( of \d+ (?:raised|lost|was killed|ended)\b)")
 
 
@@ -70,7 +70,7 @@ def _verdict(name, notebook, rerun):
 
 
 def _note_problem(rerun, row):
-    """Note the first problem of a cell: what comes after often follows from it."""
+    """Note the first problem of a cell: later ones often follow from it."""
     cell, problem = next(((step, problem) for step, problem in rerun.problems.items()
                           if step.startswith("code cell")), ("", ""))
     if problem:
@@ -80,7 +80,7 @@ def _note_problem(rerun, row):
 
 
 def _note_copies(notebook, row):
-    """Note the exercises that are written as in the library."""
+    """Note the exercises whose text is the library's."""
     exercises = [one for one in labs.checks_of(row.stem).EXERCISES
                  if one.name in notebook.sources]
     copied = [one.name for one in exercises if notebook.has_library_text(one)]

@@ -1,4 +1,4 @@
-"""What a submitted notebook says, and the .py files next to it. Nothing is run."""
+"""The text of a submitted notebook, and of the .py files next to it. Nothing is run."""
 
 import ast
 import functools
@@ -84,8 +84,8 @@ class Notebook:
                 if {_bare(node) for node in nodes} == {stubs.get(name)}}
 
     def has_library_text(self, exercise):
-        """Return whether the last definition is the library's text, but for comments, docstrings
-        and annotations, where the stub leaves more to write than FEW lines.
+        """Return whether the last definition is the library's text, without comments, docstrings
+        and annotations; False if the stub leaves at most FEW lines to write.
         """
         nodes, answer = self._nodes[exercise.name], _bare(_answer(exercise))
         return bool(nodes) and _bare(nodes[-1]) == answer and not is_forced(exercise, self.stem)
@@ -99,8 +99,8 @@ def is_forced(exercise, stem):
 
 
 def _stubs(stem):
-    """{name: text} of all that the lab's source defines, without comments and docstrings; {} where
-    the lab is not here.
+    """Return {name: text} of all definitions in the lab's source, without comments and
+    docstrings; {} if the lab is not here.
     """
     root = labs.repository(__file__) or labs.repository()
     source = root and root / "labs" / "source" / f"{stem}.py"
@@ -109,12 +109,12 @@ def _stubs(stem):
 
 
 def definitions(source):
-    """Find the names of all functions and classes, also where `source` is not quite Python."""
+    """Find the names of all functions and classes, even if `source` is not quite Python."""
     return re.findall(r"^[ \t]*(?:async +)?(?:def|class)[ \t]+(\w+)", source, re.M)
 
 
 def _tree(source):
-    """The cell's syntax tree, magics and shell lines left out; empty where it is no Python."""
+    """Parse the cell without magics and shell lines; return an empty tree if it is not Python."""
     try:
         tree = ast.parse(re.sub(r"^([ \t]*)[%!?].*", r"\1pass", source, flags=re.M))
         bound_names(ast.unparse(tree))  # a `yield` outside a function is found only here

@@ -1,4 +1,4 @@
-"""HTML in which every text is escaped, because only what tag() has made is taken as it is."""
+"""HTML in which every text is escaped: only the output of tag() is inserted unchanged."""
 
 from html import escape
 
@@ -30,5 +30,5 @@ def safe(content):
 
 
 def printable(text):
-    """Replace by ? whatever would move the cursor or reverse the text direction."""
+    """Replace with ? every character that would move the cursor or reverse the text direction."""
     return "".join(c if c.isprintable() else "?" for c in text)

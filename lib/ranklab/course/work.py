@@ -5,8 +5,8 @@ run was saved in it. A copy with the learner's cells is never overwritten: the n
 next to it, and so are cells that somebody saved in labs/ itself.
 
 work/ also gets an AGENTS.md, which asks a coding assistant to be a tutor. It holds the learner's
-section of the repository's AGENTS.md and nothing for maintainers, so that an assistant that was
-started in work/ can't take itself for one.
+section of the repository's AGENTS.md and nothing for maintainers, so that an assistant
+started in work/ can't mistake itself for one.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def checkout():
 
 
 def bring(root: Path, folder: Path):
-    """Bring a copy of each lab of the checkout `root`, and what assistants read, into `folder`.
+    """Copy each lab of the checkout `root`, and the assistants' files, into `folder`.
 
     Returns a sentence for each lab that changed.
     folder/.given.json holds {stem or file: hash of what was copied last}, so that nothing is
@@ -61,7 +61,7 @@ def bring(root: Path, folder: Path):
 
 
 def _bring_one(lab, folder, given):
-    """The sentence for this lab, or None."""
+    """Bring one lab; return the sentence about it, or None."""
     cells, copy = read_cells(lab), folder / lab.name
     back = f"`git checkout labs/{lab.name}` brings the course's lab back."
     if cells.now is None:
@@ -87,7 +87,7 @@ def _bring_one(lab, folder, given):
 def _give(lab, now, copy):
     """Write the lab to `copy`, or next to `copy` if that holds the learner's cells.
 
-    Returns: the place that was written; None where the lab was there already
+    Returns: the path written; None if the lab was there already
     """
     kinds = itertools.chain(["", ".new"], (f".new{n}" for n in itertools.count(2)))
     for place in (copy.with_name(f"{copy.stem}{kind}.ipynb") for kind in kinds):
@@ -111,7 +111,7 @@ def _for_assistants(root):
 
 
 def _bring_text(path, text, given):
-    """Write `text` unless the learner changed, deleted or made a file of this name."""
+    """Write `text` unless the learner changed, deleted or created a file of this name."""
     current = path.read_bytes().decode(errors="replace") if path.is_file() else None
     is_untouched = (None if current is None else digest(current)) == given.get(path.name)
     if is_untouched and not (path.exists() and current is None):  # a folder of this name stays

@@ -1,4 +1,4 @@
-"""One question, asked: parameters drawn, answer computed, a reply judged."""
+"""One question, asked: draw its parameters, compute its answer, judge a reply."""
 import contextlib
 import math
 import random
@@ -36,7 +36,7 @@ def draw(question, seed=0):
     """Draw the parameters of `question` from `seed` (the same seed draws the same numbers).
 
     Returns: an Asked.
-    Raises: what the library raises when an answer cannot be computed.
+    Raises: the library's error when an answer cannot be computed.
     """
     dice, names = _dice(question, seed), modules(question.uses)
     values, answer = _values(question, names, dice), question.answer
@@ -58,9 +58,9 @@ def draw(question, seed=0):
 
 
 def text_of(question, seed=0):
-    """Return the question as `draw` asks it, without its answer, for which torch is needed.
+    """Return the question as `draw` asks it, without its answer, which would need torch.
 
-    None if a number of its text follows from functions of the library, and so needs torch as well.
+    None if a number in its text is computed by the library, and so needs torch as well.
     """
     try:
         return fill(question.question, _values(question, {}, _dice(question, seed), (NameError,)))
@@ -73,10 +73,10 @@ def _dice(question, seed):
 
 
 def _values(question, names, dice, left_out=()):
-    """Return {parameter: value}; a value may follow from the values before it.
+    """Return {parameter: value}; a value may follow from earlier ones.
 
-    left_out  errors of an expression that leave its parameter out. What is drawn must not fail: the
-              dice would show other numbers afterwards
+    left_out  errors of an expression that leave its parameter out. A drawn parameter must not fail:
+              the dice would give different numbers afterwards
     """
     values = {}
     for name, how in question.parameters.items():

@@ -1,4 +1,4 @@
-"""The bank: the questions in the YAML files next to this one. tests/bank_rules.py holds its rules.
+"""The bank: the questions in the YAML files next to this one. Its rules are in tests/bank_rules.py.
 
     - id: shard-largest              # unique over all files, kebab-case
       lab: 00_ranks                  # the lab that teaches it
@@ -11,14 +11,14 @@
         size: [3, 7]
       question: "{n:,} samples over {size} ranks. ..."
       answer: len(ranks.shard_range(n, 0, size))     # in SI units; a text for the other kinds
-      unit: samples                  # what the reader is asked for
+      unit: samples                  # the unit in which to reply
       tolerance: 0.01                # relative; 0 = exactly
-      wrong:                         # what people answer, and what that confuses
+      wrong:                         # common wrong answers, and what each confuses
         - {answer: n // size, confuses: "..."}
       why: "one or two sentences; {answer} is the right number"
       rubric: [...]                  # open and design: the points of a good answer
-      levels: {junior: ..., senior: ..., staff: ...}   # design: what each of them says
-      follow_up: [...]               # design: what is asked next; both make its answer
+      levels: {junior: ..., senior: ..., staff: ...}   # design: an answer at each level
+      follow_up: [...]               # design: next questions; both form its answer
 """
 import functools
 import importlib
@@ -64,7 +64,7 @@ def load():
 
 
 def question(entry):
-    """Make the Question of an entry as YAML gives it."""
+    """Make a Question of an entry as read from YAML."""
     entry = dict(entry)
     levels, follow_up = entry.pop("levels", None), entry.pop("follow_up", ())
     return Question(**entry | {
@@ -89,6 +89,6 @@ def modules(uses):
 def evaluate(expression, names):
     """Compute an expression of the bank: plain Python with FUNCTIONS and `names`.
 
-    The bank is ours. What a learner types is for units.read_number, and never comes here.
+    The bank is ours. A learner's input goes to units.read_number, and never comes here.
     """
     return eval(str(expression).strip(), {**FUNCTIONS, **names})

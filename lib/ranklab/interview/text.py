@@ -1,6 +1,6 @@
 """The bank's texts: filled with parameters, wrapped for a terminal, turned into HTML.
 
-Paragraphs are apart by an empty line; one whose lines all start with four spaces is code.
+Empty lines separate paragraphs; one whose lines all start with four spaces is code.
 """
 import html
 import re
@@ -21,7 +21,7 @@ def fields(template):
 
 
 def fill(template, values):
-    """Replace every {name} in `template` by its value; {{ and }} are braces."""
+    """Replace every {name} in `template` with its value; {{ and }} are braces."""
     return str(template).format(**values).strip()
 
 

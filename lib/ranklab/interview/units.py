@@ -40,14 +40,14 @@ def known_unit(unit):
 
 
 def dimension(unit):
-    """Return what `unit` measures; a count before a size, except for B itself."""
+    """Return the dimension of `unit`; counts take precedence over sizes, except for B itself."""
     if unit == "B":  # 7B is seven billion only where a count is asked
         return "a size"
     return next(name for name, units in DIMENSIONS.items() if unit in units)
 
 
 def scale(unit):
-    """Return how many SI units one `unit` is."""
+    """Return the size of one `unit` in SI units."""
     return DIMENSIONS[dimension(unit)][unit]
 
 
@@ -66,9 +66,9 @@ def show(value, unit=""):
 
 
 def read_number(text, unit=""):
-    """Return the SI value that `text` means where an answer in `unit` is asked.
+    """Return the SI value of `text` as an answer to a question that asks for `unit`.
 
-    Raises ValueError, one sentence, where it is no number or measures something else.
+    Raises ValueError, one sentence, if it is not a number or has a different dimension.
     """
     text = re.sub(r"(?<=\d),(?=\d{3}(\D|$))", "", text.strip()).lstrip("~").replace("^", "**")
     if re.search(r"\d,\d", text):
@@ -89,9 +89,9 @@ def read_number(text, unit=""):
 
 
 def _computed(node):
-    """Return the float that a syntax tree of numbers and operators means; nothing else is run.
+    """Evaluate a syntax tree of numbers and operators to a float; nothing else is run.
 
-    Floats overflow where whole numbers would grow until the machine gives up: 9**9**9.
+    Floats overflow where integers would grow until memory runs out: 9**9**9.
     """
     if isinstance(node, ast.Constant):
         return float(node.value)
@@ -112,7 +112,7 @@ def _split(text):
 
 
 def _suffix_scale(suffix, unit):
-    """Return the size of the unit `suffix`, in which capitals need not be right."""
+    """Return the size of the unit `suffix`, regardless of case."""
     expected = dimension(unit)
     sizes = DIMENSIONS[expected]
     for name in (suffix, *(name for name in sizes if name.lower() == suffix.lower())):

@@ -1,33 +1,33 @@
-"""The planner: does a training fit, how long is a step, how near is that to published runs?
+"""The planner: does a training run fit, how long is a step, how near is that to published runs?
 
 From top to bottom; each file reads only those above it:
     model.py      Model: a transformer's shape, its parameters and its matrix products
     machine.py    Machine: the GPUs, their links and their network, from published tables
     plan.py       Plan: a layout and the tool that runs it
-    memory.py     memory_per_gpu: what a GPU holds, in the tool of the plan
+    memory.py     memory_per_gpu: the bytes that a GPU holds, in the tool of the plan
     placement.py  place: how far the group of each axis reaches on the machine
-    traffic.py    volumes: what each group sends, in bytes
-    links.py, compute.py  the seconds of messages, and of a layer's computing
+    traffic.py    volumes: the bytes that each group sends
+    links.py, compute.py  the seconds of messages, and of a layer's computation
     step.py       step_time: the parts of a step's time, which add up
     space.py      layouts: the plans that a tool can run
     search.py     search_layouts: all layouts that fit, the fastest first
     choose.py     choose_layout: the same for the course's own trainer (lab 12); hybrid_jobs.py: its
                   jobs and layouts as Model and Plan, and back
-    cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and what more GPUs bring
-    why.py        where a step's time goes, and what it takes for granted
+    cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and the gain from more GPUs
+    why.py        where a step's time goes, and the assumptions behind it
     muon.py       what Muon changes in a plan that was found with AdamW
 
-Those are the idea. Then:
+Those are the core. Then:
     catalog.py    models and nodes by name
     constants.py  the few fitted numbers, each with its meaning and its bounds
-    request.py, offers.py, sensitivity.py  a training that someone asks for: the nearest possible
-                  one; numbers of GPUs within a budget; what half or twice of each thing changes
+    request.py, offers.py, sensitivity.py  a requested training run: the nearest possible
+                  one; numbers of GPUs within a budget; the effect of halving or doubling each size
     page.py, export/  an HTML page of many choices; a plan as a file that its tool reads
-    failures.py, mixed.py  the time that failures take; clusters with several kinds of GPUs
+    failures.py, mixed.py  the time lost to failures; clusters with several kinds of GPUs
     published/    published measurements, and the loader that reads them
     jobs.py, sources.py  a published run as a Model, a Machine and a Plan
     score.py, fit.py  errors on files of runs and on runs like a plan; the fit of the constants
-    rough.py      rough_step_seconds: what a rule of five lines can do on the same runs
+    rough.py      rough_step_seconds: a rule of five lines, and its errors on the same runs
 """
 
 import importlib
@@ -50,7 +50,7 @@ __all__ = [
     "step_time", "why",
 ]
 
-# Of the course's own trainer, which needs torch; all else of the planner does not.
+# For the course's own trainer, which needs torch; the rest of the planner does not.
 _OURS = {"choose_layout": "choose", "model_of": "hybrid_jobs", "plan_of": "hybrid_jobs"}
 
 

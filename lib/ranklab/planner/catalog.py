@@ -48,12 +48,12 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "l4-pcie": ("L4", 4, 3.125e9), "rtx4090-pcie": ("RTX-4090", 4, 3.125e9),
     "rtx3090-pcie": ("RTX-3090", 4, 3.125e9),
 }
-# of a Machine, without which a node file needs an accelerator
+# of a Machine; a node file without them needs an accelerator
 MEASURED = {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"}
 
 
 def find_node(name):
-    """Return the Machine of this name, of an accelerator's name, or of a JSON file.
+    """Return the Machine for a node's name, an accelerator's name, or a JSON file.
 
     A file has the fields of Machine that differ: {"accelerator": "H100-SXM-80GB", "node": 8,
     "network": 25e9, "island": 256, "far": 5e9}.
@@ -72,7 +72,7 @@ def find_node(name):
 
 def node_of_file(name):
     """Return the Machine of a JSON file: with an accelerator and the fields that differ, or with
-    all that `measure` writes.
+    all fields that `measure` writes.
     """
     if not Path(name).exists():
         raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
@@ -92,8 +92,8 @@ def node_of_file(name):
 
 
 def find_model(name):
-    """Return (name, Model) of a name, of a config.json of Hugging Face's, or of a folder of one;
-    the notes of a config's reader follow its name.
+    """Return (name, Model) for a model's name, a Hugging Face config.json, or a folder with one;
+    notes from reading a config follow its name.
 
     Raises ValueError with the known names.
     """
@@ -124,7 +124,7 @@ def model_of_size(numbers, vocab=128256):
     """Return a Model of about this many parameters, shaped like Llama: heads of 128, h = 100 to
     128 L, an MLP of three matrices 3.5 h wide, 8 heads for keys.
 
-    Raises ValueError for fewer than 30 million, and more than 2 trillion.
+    Raises ValueError for fewer than 30 million parameters, or more than 2 trillion.
     """
     if not 3e7 <= numbers <= 2e12:
         raise ValueError(f"{numbers:g} parameters are not between 3e7 and 2e12")
@@ -134,6 +134,6 @@ def model_of_size(numbers, vocab=128256):
               for heads in (*range(2, 16), *range(16, 257, 8))
               for layers in range(heads // 2, 2 * heads + 8)
               if layers >= 4 and (layers % 4 == 0 or heads < 16)]
-    # a size that is 3% off is as good as one of another depth
+    # sizes within 3% of the target count as equally good
     return min(models, key=lambda model: abs(model.parameters / numbers - 1) // 0.03
                + abs(model.hidden / model.layers - 114) / 114)

@@ -1,5 +1,5 @@
 """choose_layout: the fastest layout of the course's own trainer (hybrid) that fits; or a sentence
-that says why none does.
+on why none fits.
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ def choose_layout(job, gpus, machine):
 
 
 def refusal(needs, gpus, machine):
-    """Return a sentence that says why no layout is possible.
+    """Return a sentence on why no layout is possible.
 
     needs  [(bytes, layout)] of the legal layouts
     """

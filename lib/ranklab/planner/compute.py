@@ -1,15 +1,15 @@
-"""Seconds of computing one layer, and the head, for one micro-batch on one GPU.
+"""Seconds to compute one layer, and the head, for one micro-batch on one GPU.
 
-A product takes time for its FLOPs at a part of the best rate, for its bytes at the memory's rate,
-and for a launch. So small and thin products are slower by their shape, without a table.
+A product takes time for its FLOPs at a fraction of the best rate, for its bytes at the memory's
+rate, and for a launch. So small and thin products are slower by their shape, without a table.
 """
 
 import math
 from typing import NamedTuple
 
 COPY = 0.85  # of the memory's bandwidth, in a plain copy
-TILE = 128  # numbers of a side of the results that a processor computes at once
-LAUNCH = 4e-6  # seconds of a kernel besides FLOPs and bytes
+TILE = 128  # side of the tile of results that a processor computes at once
+LAUNCH = 4e-6  # seconds of a kernel on top of FLOPs and bytes
 SCORE = 8  # bytes of a score: written by a product, read and written by softmax, read by a product
 LOGIT = 16  # of a logit: 16 bits written and read, float32 written and read, its gradient written
 ADAM = 38  # of a parameter: 16 read, 14 written; the gradient also for its norm, and made zero
@@ -19,7 +19,7 @@ FUSED = 0.4  # of the bytes of experts' tokens, where messages sort them
 class Work(NamedTuple):
     """Seconds of a layer (or the head) for a micro-batch: (forward, backward) of each kind.
 
-    rerun  of the part of forward that runs twice
+    rerun  seconds of the part of forward that runs twice
     """
 
     products: tuple = (0.0, 0.0)
@@ -61,7 +61,7 @@ def product_seconds(M, K, N, machine, rate, count=1, summed=False):
 
 def waves(M, N, machine, count=1):
     """Return how many times longer `count` results (M, N) take than on fully busy processors: in
-    the last wave of tiles some have none (NVIDIA's guide to matrix multiplication: wave
+    the last wave of tiles some processors are idle (NVIDIA's guide to matrix multiplication: wave
     quantization).
     """
     tiles = count * math.ceil(M / TILE) * math.ceil(N / TILE)
@@ -70,7 +70,7 @@ def waves(M, N, machine, count=1):
 
 
 def linear_seconds(M, K, N, machine, rate, count=1, frozen=False):
-    """Return (forward, backward) of M tokens through a K x N matrix; frozen: no gradient of it."""
+    """Return (forward, backward) of M tokens through a K x N matrix; frozen: no weight gradient."""
     forward = product_seconds(M, K, N, machine, rate, count)
     inputs = product_seconds(M, N, K, machine, rate, count)
     weights = 0 if frozen else product_seconds(K, M, N, machine, rate, count, True)
@@ -83,7 +83,7 @@ def add(*pairs):
 
 
 def layer_work(model, plan, machine, c, sparse=False):
-    """Return the Work of a layer of each tensor rank; sparse: one with experts."""
+    """Return the Work of a layer on each tensor rank; sparse: a layer with experts."""
     shapes = model.products(plan.tp)
     if model.experts and not sparse:
         shapes = shapes + dense_products(model, plan)
@@ -114,8 +114,8 @@ def expert_seconds(model, plan, machine, rate):
 
 def attention_seconds(model, plan, machine, c):
     """Return (forward, backward) of attention's core, causal. FlashAttention computes only the
-    needed half, and 2.5 times as much in backward. The unfused kernel computes all, and moves the
-    scores.
+    needed half, and 2.5 times as much in backward. The unfused kernel computes all scores, and
+    moves them through memory.
     """
     sequence = plan.attended or model.attended(plan.sequence)
     pairs = plan.tokens * sequence * model.heads / plan.tp  # of a query and a key
@@ -135,8 +135,8 @@ def other_seconds(model, plan, machine, c, sparse=False):
     """Return (forward, backward) of memory-bound work: norms, activations, residuals, dropout,
     casts.
 
-    A layer keeps 34 bytes a number. Tensor ranks divide 24 of them, and with sequence parallelism
-    all (Korthikanti et al. 2022, equations 2 and 4). The work is divided in the same way.
+    A layer keeps 34 bytes per number. Tensor ranks divide 24 of them, and all of them with sequence
+    parallelism (Korthikanti et al. 2022, equations 2 and 4). The work is divided in the same way.
     """
     t = plan.tp
     part = 1 / t if plan.sequence_parallel else 10 / 34 + 24 / 34 / t
@@ -166,7 +166,7 @@ def rerun_seconds(work, plan):
 
 
 def optimizer_seconds(numbers, plan, machine):
-    """Return the seconds of the optimizer's step for this many parameters, maybe sharded."""
+    """Return the seconds of the optimizer's step for this many parameters, sharded or not."""
     numbers = 0 if plan.frozen else numbers / (plan.sharders if plan.zero else 1)
     if plan.offload:  # 28 bytes a parameter in the host's memory, by DeepSpeed's vectorised Adam
         shared = min(machine.node, plan.gpus) / machine.host_memory

@@ -1,8 +1,8 @@
 """The few fitted numbers of step_time and memory_per_gpu, each with its meaning and its bounds.
 
-`python -m ranklab.projects.planner fit` finds them by least squares of the logarithm of step time,
-robust against outliers, on the training part of the published runs (jobs.is_for_fit). No constant
-belongs to one run or one source.
+`python -m ranklab.projects.planner fit` finds them by least squares on the logarithm of step time,
+robust to outliers, on the training part of the published runs (jobs.is_for_fit). No constant
+belongs to a single run or source.
 """
 
 import dataclasses

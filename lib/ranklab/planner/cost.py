@@ -1,4 +1,4 @@
-"""What a training costs: dollars, days and energy, from its step time or its MFU."""
+"""The cost of a training run: dollars, days and energy, from its step time or its MFU."""
 
 from dataclasses import dataclass
 
@@ -23,11 +23,11 @@ def cost_per_token(model, sequence, machine, mfu, price):
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of a whole training.
+    """The cost of a whole training run.
 
-    days      including the time that is lost to failures
+    days      including the time lost to failures
     dollars   None if no price is known
-    energy    joules of the GPUs alone, at the power that vendors print
+    energy    joules of the GPUs only, at the power that vendors quote
     """
 
     tokens: float
@@ -38,10 +38,10 @@ class Bill:
 
 
 def bill(plan, step, machine, tokens, price=None, good_share=1.0):
-    """Return the Bill of this many tokens.
+    """Return the Bill for this many tokens.
 
-    price       dollars of a GPU for an hour; None: no dollars
-    good_share  the part of the time that is work, and not lost to failures
+    price       dollars per GPU-hour; None: no dollars
+    good_share  the share of the time that is not lost to failures
     """
     seconds = tokens / step.tokens_per_second(plan) / good_share
     hours = plan.gpus * seconds / 3600
@@ -50,7 +50,7 @@ def bill(plan, step, machine, tokens, price=None, good_share=1.0):
 
 
 def price_of(accelerator):
-    """Return (dollars an hour, source) of the latest published price; (None, "") without one."""
+    """Return (dollars per hour, source) of the latest published price; (None, "") without one."""
     rows = [row for row in table("gpu_prices") if row["accelerator"] == accelerator]
     if not rows:
         return None, ""

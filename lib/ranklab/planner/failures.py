@@ -1,5 +1,5 @@
-"""How much of the time a run works, by published failures: Llama 3's, 16,384 GPUs, 54 days; and
-Meta's research clusters', which are higher.
+"""The share of time in which a run makes progress, by published failure rates: Llama 3's (16,384
+GPUs, 54 days), and those of Meta's research clusters, which are higher.
 """
 
 from ranklab.formulas.resilience import GPU_HOURS, RESEARCH_HOURS, goodput, optimal_interval
@@ -12,7 +12,7 @@ STORAGE = 2e9  # bytes/s with which a node writes its part of a checkpoint, assu
 
 
 def hours_between_failures(gpus):
-    """Return the mean hours until a job of `gpus` GPUs is interrupted.
+    """Return the mean hours until a job on `gpus` GPUs is interrupted.
 
     Llama 3: 50,700 hours for one GPU.
     """
@@ -23,7 +23,7 @@ def hours_between_failures(gpus):
 def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None, often=1):
     """Return the share of the time in which a job makes progress: lab 14's goodput.
 
-    interval  seconds of work between checkpoints; None: the best, Daly's
+    interval  seconds of work between checkpoints; None: Daly's optimum
     often     the failure rate, as a multiple of Llama 3's
     """
     mean = 3600 * hours_between_failures(gpus) / often
@@ -32,8 +32,8 @@ def good_share(gpus, checkpoint_seconds, restart_seconds=RESTART, interval=None,
 
 
 def checkpoint_seconds(model, nodes):
-    """Return the seconds to write weights and optimizer, 14 bytes a parameter, from all nodes at
-    once.
+    """Return the seconds to write weights and optimizer states, 14 bytes per parameter, from all
+    nodes at once.
     """
     return 14 * model.parameters / (nodes * STORAGE)
 

@@ -1,9 +1,9 @@
 """fit: the constants for which predicted step times are nearest to the published ones.
 
-Damped least squares (Levenberg and Marquardt) of log(predicted / published), with derivatives by
-differences. An error above 15% counts linearly and not by its square (Huber). In a source with many
-rows each row counts less: n rows together count like the square root of n. A change of variable
-keeps the bounds; its middle is the present value.
+Damped least squares (Levenberg and Marquardt) on log(predicted / published), with derivatives by
+finite differences. An error above 15% counts linearly, not by its square (Huber). In a source with
+many rows each row counts less: n rows together weigh as much as the square root of n. A change of
+variable enforces the bounds; its midpoint is the present value.
 """
 
 import dataclasses
@@ -57,14 +57,14 @@ def fit_one(jobs, ratio, names, start, steps=30):
 
 
 def weights_of(jobs):
-    """Return the weight of each Job: n rows of a source count together like the square root of n.
+    """Return the weight of each Job: n rows of a source together weigh the square root of n.
     """
     count = Counter(job.source for job in jobs)
     return np.array([1 / math.sqrt(count[job.source]) for job in jobs])
 
 
 def cost(errors, place, weights):
-    """Return what the fit minimizes: Huber's sum, and a little for each move."""
+    """Return the objective of the fit: Huber's sum, and a small penalty for each move."""
     size = np.abs(errors)
     huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
     return float(weights @ huber) + 0.5e-3 * float(place @ place)
@@ -76,7 +76,7 @@ def residuals(jobs, ratio, constants):
 
 
 def derivatives(jobs, ratio, place, names, start, errors, delta=1e-3):
-    """Return how each error changes with each free number: (jobs, names), by differences."""
+    """Return the derivative of each error by each free number: (jobs, names), by differences."""
     columns = []
     for index in range(len(names)):
         moved = place.copy()

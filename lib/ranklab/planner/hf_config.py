@@ -1,9 +1,9 @@
-"""A config.json of Hugging Face's as a Model, measured on what transformers builds from it.
+"""A Hugging Face config.json as a Model, measured on the model that transformers builds from it.
 
 A config leaves out its class's defaults, and each family has its own names. So sizes are not read
-but measured: transformers' model on the meta device, where matrices have shapes and no
+but measured: building transformers' model on the meta device, where matrices have shapes and no
 memory, takes 0.1 s. Where transformers is not installed, or does not know the model_type, a short
-list of families is read by their fields, and all others are refused.
+list of families is read from the config's fields, and all others are refused.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ FFN = "intermediate_size", "ffn_dim", "n_inner"
 
 
 class Family(NamedTuple):
-    """What a config of this model_type leaves out."""
+    """The values that a config of this model_type leaves out."""
 
     gated: bool = True
     tied: bool = False
-    kv_heads: bool = True  # is num_key_value_heads there?
+    kv_heads: bool = True  # is num_key_value_heads given?
 
 
 FAMILIES = {
@@ -46,7 +46,7 @@ FAMILIES = {
 def read_config(config):
     """Return (Model, notes) of a config.json's fields; each note is a sentence.
 
-    Raises: ValueError for a kind of model that a plan does not know, or with the missing field.
+    Raises: ValueError for a kind of model that a plan does not know, or for a missing field.
     """
     try:
         return measured(config)
@@ -65,7 +65,7 @@ def of_config(config):
 # --- by transformers ------------------------------------------------------------------------------
 
 class Unknown(Exception):
-    """transformers can't build it; the text says why."""
+    """transformers can't build the model; the text says why."""
 
 
 def measured(config):
@@ -192,7 +192,7 @@ def sizes_of(block, experts, hidden):
                 else "mlp")
         numbers[kind] += parameter.numel()
         if hidden in shape:
-            shape.remove(hidden)  # what is left is the width; the last matrix is the one back
+            shape.remove(hidden)  # the other size is the width; the last matrix is the one back
             width[kind] = shape[-1] // (experts if kind == "expert" and len(shape) == 1 else 1)
             if kind == "expert" and len(shape) == 2:
                 width[kind] = shape[0] if shape[1] == experts else shape[1]
@@ -203,8 +203,8 @@ def sizes_of(block, experts, hidden):
 def width_of(parts, hidden):
     """Return (width, is it gated) of the MLPs: they have two matrices, or three.
 
-    With another number of matrices, it is the width of three of the same total size. (0, True)
-    without any.
+    With a different number of matrices: the width of three of the same total size. Without any:
+    (0, True).
     """
     if not parts:
         return 0, True
@@ -229,7 +229,7 @@ def top_k_of(text):
 
 
 def count_of(text, names):
-    """Return the first of these counts that the config, or a part of it, gives; 0 without one."""
+    """Return the first of these counts in the config or a part of it; 0 if there is none."""
     parts = [text, *(value for value in vars(text).values() if hasattr(value, "to_dict"))]
     counts = (getattr(part, name, None) for name in names for part in parts)
     return next((count for count in counts if isinstance(count, int) and count > 0), 0)
@@ -249,7 +249,7 @@ def windows_of(text):
 def by_fields(config, reason=""):
     """Return the Model of a family that is known without transformers.
 
-    reason: why that is needed
+    reason: why transformers can't be used
     """
     config = config.get("text_config") or config
     kind = config.get("model_type")

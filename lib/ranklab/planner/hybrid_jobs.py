@@ -1,9 +1,9 @@
 """A job and a layout of lab 12 in the planner's classes, for memory_per_gpu and step_time; and
-hybrid_job, the way back.
+hybrid_job, the inverse.
 
 No run has tested the planner's model of the course's own trainer. It assumes that no message is
 hidden, that no kernels are fused, and that messages have the sizes of bf16 weights, although the
-trainer's are float32. It gives stages equally many layers, while the trainer cuts them by FLOPs.
+trainer's are float32. It gives all stages the same number of layers; the trainer cuts by FLOPs.
 """
 
 from ranklab.expert_parallel.layer import MoEConfig
@@ -28,7 +28,7 @@ def model_of(config):
 def plan_of(job, layout, tool="ours"):
     """Return the planner's Plan of a step of this job in this layout, run by "ours" or "megatron".
 
-    The data ranks of the Plan are all ranks that take other rows, so they include expert ranks.
+    The data ranks of the Plan are all ranks with different rows, so they include expert ranks.
     fp16 counts as bf16, and ZB-V as ZB-H1.
     Raises ValueError for fp32, because the planner knows only narrower products.
     """
@@ -46,7 +46,7 @@ def plan_of(job, layout, tool="ours"):
 def hybrid_job(model, plan):
     """Return the (Job, Layout) of a plan.
 
-    Raises ValueError if the trainer has no such model, or can't run such a plan.
+    Raises ValueError if the trainer lacks such a model, or can't run such a plan.
     """
     if model.gated or model.experts or model.kv_heads != model.heads:
         raise ValueError("the course's trainer has GPTs with a plain MLP and as many key heads, "

@@ -1,7 +1,7 @@
 """A published run as the planner sees it: a Model, a Machine and a Plan; or why it can't be used.
 
-sources.py interprets the words of a source. If a cell is empty and one value is usual, we assume
-that value and note it in Job.assumed.
+sources.py interprets the words of a source. If a cell is empty and there is a usual value, we
+assume that value and note it in Job.assumed.
 """
 
 import hashlib
@@ -17,23 +17,23 @@ from ranklab.planner.plan import Plan
 EXPERTS = {name: MODELS[model] for name, model in (  # the tables have no widths of experts
     ("DeepSeekV3", "deepseek-v3"), ("Qwen3_30B_a3B", "qwen3-30b-a3b"),
     ("Qwen3_235B_a22B", "qwen3-235b-a22b"), ("GPT OSS 120B", "gpt-oss-120b"))}
-VOCAB = 51200  # GPT-2's, padded: where none is printed
+VOCAB = 51200  # GPT-2's, padded: where none is published
 NEMOTRON_VOCAB = 256000  # arXiv 2402.16819 (recalled)
 PACKED = 256  # tokens of a question and its answer in packed SQuAD, about
 FIT_SHARE = 0.75  # of the rows: constants are fitted on these
 
 
 class Unused(ValueError):
-    """Why a row is not scored."""
+    """The reason why a row is not scored."""
 
 
 @dataclass(frozen=True)
 class Job:
     """A run that can be scored.
 
-    seconds      of a step, as published; None if it is not
+    seconds      per step, as published; None if not published
     memory       bytes of a GPU, likewise; memory_kind: nvidia-smi's, torch's reserved or allocated
-    assumed      fields that are not published, whose usual value was assumed
+    assumed      unpublished fields, whose usual value was assumed
     """
 
     row_id: str
@@ -96,7 +96,7 @@ def refuse(run):
 # --- the model ------------------------------------------------------------------------------------
 
 def model_of(run, assumed):
-    """Return the Model of a Run; adds to `assumed` what is not printed."""
+    """Return the Model of a Run; add unpublished fields to `assumed`."""
     if run.model in EXPERTS:
         return EXPERTS[run.model]
     vocab = run.vocab or (NEMOTRON_VOCAB if "nemotron" in run.model else VOCAB)
@@ -113,7 +113,7 @@ def model_of(run, assumed):
 # --- the plan -------------------------------------------------------------------------------------
 
 def plan_of(run, assumed):
-    """Return the Plan of a Run; adds to `assumed` what is not printed."""
+    """Return the Plan of a Run; add unpublished fields to `assumed`."""
     tp, pp, cp = run.tp or 1, run.pp or 1, run.cp or 1
     dp = run.dp or run.gpus // (tp * pp * cp)
     if dp * tp * pp * cp != run.gpus:
@@ -138,14 +138,14 @@ def plan_of(run, assumed):
 
 
 def batches(run, dp, assumed):
-    """Return (sequences of a micro-batch, micro-batches of a step)."""
+    """Return (sequences per micro-batch, micro-batches per step)."""
     micro, pieces, batch = run.micro_batch, run.grad_accum, run.global_batch_seqs
     if not micro:
         sequences = batch / dp if batch else 1
         micro = sequences / pieces if pieces else min(4, sequences) if run.pp == 1 else 1
         micro = max(1, int(micro))
         assumed.append(f"micro_batch={micro}")
-    if batch:  # if a printed grad_accum differs, the batch is right
+    if batch:  # if a published grad_accum differs, the batch is right
         pieces = batch / dp / micro
     if not pieces:
         raise Unused("missing column: global_batch_seqs and grad_accum")
@@ -157,7 +157,7 @@ def batches(run, dp, assumed):
 # --- what was measured ----------------------------------------------------------------------------
 
 def seconds_of(run, model, plan):
-    """Return the seconds of a step, from the first of these that is printed: step time, tokens/s,
+    """Return the seconds of a step, from the first of these that is published: step time, tokens/s,
     samples/s, TFLOP/s by the convention of the source; None if none is.
     """
     tokens = plan.batch * plan.sequence

@@ -1,9 +1,9 @@
 """Seconds of messages: bandwidth is a curve over the size of message and group, not a line.
 
-The curves are NCCL's published sweeps over message sizes (published/nccl_busbw.csv), as a part of
-what the links can do. Within a node they are the sweeps of 8 A100 and of 8 H200. Between nodes it
-is the shape of the sweep of 4 nodes, whose GPU is not named. Between islands of nodes we assume the
-same shape. A group of whole nodes uses all their cards.
+The curves are NCCL's published sweeps over message sizes (published/nccl_busbw.csv), as a fraction
+of the links' bandwidth. Within a node they are the sweeps of 8 A100 and of 8 H200. Between nodes
+the curve has the shape of a sweep on 4 nodes, whose GPU is not named. Between islands of nodes we
+assume the same shape. A group of whole nodes uses all their cards.
 """
 
 import bisect
@@ -18,7 +18,7 @@ RING = 0.80  # of NVLink, by rings, large messages: 362 of 450 GB/s (H200, all-g
 NVLS, NVLS_RANKS = 1.05, 5  # of NVLink, all-reduce where the switch adds up (473 of 450 GB/s on 8
 # H200), and from how many ranks on: 4 H200 had a ring, and 363 GB/s, 5 had NVLS (nccl_busbw.csv)
 CARDS = 0.91  # of the cards, large all-reduce over 4 nodes: 365 of 400 GB/s (p5en, nccl_busbw.csv)
-SWITCHED = 400e9  # bytes/s of a GPU's link; from here on NVSwitch adds up (H100 and later)
+SWITCHED = 400e9  # bytes/s of a GPU's link; from here on NVSwitch does the sums (H100 and later)
 SPREAD = 0.094  # power of nodes, assumed: of the bandwidth on 4 nodes 128 have 0.72
 
 
@@ -33,18 +33,18 @@ def sweep(hardware, ranks):
 
 
 def bus_of(link, ranks):
-    """Return the bus bandwidth of this many ranks' large all-reduce over this link in a node."""
+    """Return the bus bandwidth of a large all-reduce of these ranks over this link in a node."""
     return link * (NVLS if link >= SWITCHED and ranks >= NVLS_RANKS else RING)
 
 
 def link_of(bus, ranks):
-    """Return the link with which bus_of(link, ranks) is this bus bandwidth."""
+    """Return the link for which bus_of(link, ranks) is this bus bandwidth."""
     return bus / NVLS if bus == bus_of(bus / NVLS, ranks) else bus / RING
 
 
 def part_of_best(nbytes, hardware, ranks):
-    """Return the bus bandwidth at this size as a part of the sweep's best; below the sweep latency
-    decides.
+    """Return the bus bandwidth at this size as a fraction of the sweep's best; for sizes below the
+    sweep, latency decides.
     """
     sizes, speeds = sweep(hardware, ranks)
     size, best = math.log(max(nbytes, 1.0)), max(speeds)
@@ -101,7 +101,7 @@ def neighbour_seconds(nbytes, span, machine, constants):
 
 
 def exchange_seconds(exchanges, machine, constants):
-    """Return the seconds of these Exchanges, one after the other, before any is hidden."""
+    """Return the seconds of these Exchanges, one after another, before any is hidden."""
     total = 0.0
     for messages, count, at_once, latency in exchanges:
         times = [neighbour_seconds(nbytes, span, machine, constants) if verb == "send" else

@@ -1,7 +1,7 @@
-"""The planner's page that plans in the browser: `fragment` makes it, and it runs `answer`.
+"""The planner's page that plans in the browser: `fragment` builds it, and the page runs `answer`.
 
-The browser has Python without torch, numpy and transformers (Pyodide; site/worker.js). So a
-config.json is read by its fields, or refused.
+The browser has Python without torch, numpy and transformers (Pyodide; site/worker.js). So the
+fields of a config.json are read, or it is refused.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ LIMITS = {"gpus": 2**17, "sequence": 2**24, "batch": 2**24}  # above them a typi
 
 
 def answer(text):
-    """Return what the page draws, as JSON, of its form, as JSON.
+    """Return the content that the page draws, as JSON, for the state of its form, as JSON.
 
-    model        a name of MODELS; config: the text of a config.json, which counts if it is there
-    node         a name of NODES
+    model        a name in MODELS; config: the text of a config.json, which takes precedence
+    node         a name in NODES
     gpus, sequence, batch  the last in sequences
-    tokens       of the whole training, in billions
-    price        dollars of a GPU for an hour; None: the published one
+    tokens       of the whole training run, in billions
+    price        dollars per GPU-hour; None: the published one
     network, link  GB/s of a GPU, one direction; None: the node's own
     """
     try:
@@ -67,14 +67,14 @@ def machine_of(form):
 
 
 def price_of_gpu(form):
-    """Return (dollars an hour or None, their source)."""
+    """Return (dollars per hour or None, their source)."""
     if form["price"] is not None:
         return above_zero(form, "price"), "yours"
     return price_of(find_node(form["node"]).accelerator)
 
 
 def whole(form, name):
-    """Return a number of a form that counts something. Raises: ValueError."""
+    """Return a whole number from a form. Raises: ValueError."""
     value, most = form[name], LIMITS[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ValueError(f"{name}={value} must be a whole number from 1 to {most:,}")
@@ -82,7 +82,7 @@ def whole(form, name):
 
 
 def above_zero(form, name):
-    """Return a number of a form. Raises: ValueError."""
+    """Return a positive number from a form. Raises: ValueError."""
     value = form[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e15:
         raise ValueError(f"{name}={value} must be a number above 0")
@@ -90,7 +90,7 @@ def above_zero(form, name):
 
 
 def fragment(worker=""):
-    """Return the page without head and body.
+    """Return the page without its head and body tags.
 
     worker  the address of site/worker.js; "": the page shows its first plan only
     """

@@ -1,7 +1,7 @@
 """A machine: GPUs, the link between the GPUs of a node, and the network between nodes.
 
-Numbers come from published/hardware_accelerators.csv and hardware_nodes.csv. What these lack is
-here.
+Numbers come from published/hardware_accelerators.csv and hardware_nodes.csv. Those that these lack
+are here.
 """
 
 import functools
@@ -28,16 +28,16 @@ NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e
 
 @dataclass(frozen=True)
 class Machine:
-    """What a GPU and its links can do, in bytes, bytes/s and FLOP/s.
+    """The memory and speed of a GPU and its links, in bytes, bytes/s and FLOP/s.
 
     accelerator   the GPU's name in the table; name: the node's name, or the same
     peak_flops    of dense bf16 (fp16 if it has no bf16)
     flops         {precision: FLOP/s of the best matrix products}, measured if that is published
-    node          GPUs in a row that the scale-up link joins
-    link          bytes/s of a GPU, one direction; network: the same for its share of the cards
-    island, far   GPUs in a row that this network joins, and a GPU's bytes/s between such islands;
-                  0: the network joins all
-    processors    compute at once: the tiles of a product go in waves of this number
+    node          number of consecutive GPUs that the scale-up link joins
+    link          bytes/s of a GPU, one direction; network: likewise, for its share of the cards
+    island, far   number of consecutive GPUs that this network joins, and a GPU's bytes/s between
+                  such islands; 0: the network joins all
+    processors    that compute at once: the tiles of a product run in waves of this number
     host, host_memory  bytes/s between a GPU and its host; of the host's memory, for all its GPUs
     """
 
@@ -62,7 +62,7 @@ class Machine:
 
     @property
     def family(self):
-        """The kind of GPU, whatever its memory and form: H100 of H100-SXM-80GB."""
+        """The kind of GPU, regardless of memory and form factor: H100 for H100-SXM-80GB."""
         return self.accelerator.partition("-")[0]
 
     def rate(self, precision):
@@ -74,7 +74,7 @@ class Machine:
         return self.fp8 or self.bf16 if "fp8" in precision else self.bf16
 
     def peak(self, precision="bf16"):
-        """Return the FLOP/s that vendors print, dense."""
+        """Return the dense FLOP/s that vendors quote."""
         if precision == "bf16" or not self.fp8:
             return self.peak_flops
         return self.peak_fp8 * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
@@ -114,5 +114,5 @@ def machine(name, node=0, network=0.0):
 
 
 def is_gpu(name):
-    """Return whether the planner knows this device's links; it knows none of TPUs and others."""
+    """Return whether the planner knows this device's links; not for TPUs and others."""
     return re.match(r"G?[VAHBTL]\d|RTX", name) is not None

@@ -1,8 +1,8 @@
 """memory_per_gpu: the bytes that the fullest GPU holds, in the tool of the plan.
 
 Megatron-LM: bf16 weights, float32 main gradients and optimizer: 18 bytes a parameter, 6 + 12/d with
-the distributed optimizer on d data ranks. With gradients of 16 bits 2 fewer: the float32 copy that
-the optimizer then makes of its share exists only during its step, when activations are gone.
+the distributed optimizer on d data ranks. With 16-bit gradients, 2 fewer: the float32 copy that
+the optimizer then makes of its share exists only during its step, after activations are freed.
 DeepSpeed: ZeRO's 16 bytes (lab 06), and float32 sums of gradients with BF16_Optimizer. torchtitan:
 FSDP2 with float32 weights. Ours: layout_memory of lab 12's trainer.
 """
@@ -27,10 +27,10 @@ class GpuMemory:
     """Bytes of a GPU.
 
     logits      of the last stage: 16 bits, float32 for the loss, and their gradient
-    buffers     weights gathered for a layer, gradients on their way, messages, and temporary
-                tensors of an optimizer that is not fused
+    buffers     weights gathered for a layer, gradients in transit, messages, and temporary
+                tensors of an unfused optimizer
     context     CUDA and NCCL
-    allowance   gaps between tensors: a part of activations and logits
+    allowance   gaps between tensors: a fraction of activations and logits
     """
 
     weights: float
@@ -89,7 +89,7 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
 
 
 def fits(model, plan, machine, tool=None, constants=CONSTANTS):
-    """Return whether the plan fits into a GPU, with nothing left free."""
+    """Return whether the plan fits on a GPU, with no memory kept free."""
     return memory_per_gpu(model, plan, machine, tool, constants).total <= machine.memory_bytes
 
 
@@ -120,10 +120,10 @@ def states(plan, tool, numbers, ranks):
 
 
 def kept_bytes(model, plan, tool, recompute=None):
-    """Return the bytes of a layer that wait for the backward of one micro-batch (Korthikanti et al.
+    """Return the bytes of a layer saved for the backward of one micro-batch (Korthikanti et al.
     2022, equations 1 to 6, with the sizes of this model; FlashAttention keeps no scores).
 
-    torch.compile computes norms and the gate's product again, and keeps only their inputs.
+    torch.compile recomputes norms and the gate's product, and keeps only their inputs.
     Transformer Engine keeps the inputs of FP8 products as FP8, and attention's output in both
     forms.
     """
@@ -148,7 +148,7 @@ def kept_bytes(model, plan, tool, recompute=None):
 
 
 def in_flight(plan, rank):
-    """Return how many micro-batches wait on a rank at the worst moment, for its whole share of the
+    """Return the largest number of micro-batches in flight on a rank, for its whole share of the
     layers (lab 09).
     """
     P, M, V = plan.pp, plan.micro_batches, plan.virtual
@@ -167,10 +167,10 @@ def buffer_bytes(model, plan, tool, numbers):
     bucket; of messages; and of temporary tensors of DeepSpeed's optimizer: the gradient in float32
     and two results of Adam.
 
-    With sequence parallelism a layer has the whole x: twice gathered, and twice before its sum.
+    With sequence parallelism a layer holds the whole x: twice gathered, and twice before its sum.
 
-    With a pipeline torchtitan gathers a stage's weights once a step, and reduces its gradients
-    once. With ZeRO 2 it also gathers once, but reduces the gradients of each micro-batch.
+    With a pipeline, torchtitan gathers a stage's weights and reduces its gradients once a step.
+    With ZeRO 2 it also gathers once, but reduces the gradients of each micro-batch.
     """
     messages = plan.tokens * model.hidden * (4 * (plan.pp > 1) + 8 * plan.sequence_parallel)
     block = max(model.block, model.embedding) / plan.tp
@@ -190,7 +190,7 @@ def ours(model, plan, c):
     """Return the GpuMemory of the course's own trainer, by lab 12's formula. It has no gaps,
     because labs/jobs/ asks torch for expandable segments.
 
-    Raises ValueError if the trainer has no such model.
+    Raises ValueError if the trainer lacks such a model.
     """
     from ranklab.hybrid import layout_memory  # here: it needs torch, and the planner does not
     from ranklab.planner.hybrid_jobs import hybrid_job

@@ -1,4 +1,4 @@
-"""mixed_step: a step on several kinds of GPUs; each kind has data ranks of its own."""
+"""mixed_step: a step on several kinds of GPUs; each kind has its own data ranks."""
 
 import math
 from dataclasses import replace
@@ -11,10 +11,11 @@ from ranklab.planner.step import step_time
 
 
 def mixed_plans(model, plan, parts, batch):
-    """Return [Plan]: one for each (machine, GPUs) of `parts`. Each kind gets micro-batches so that
-    all end at about the same time, and together they are the whole batch.
+    """Return [Plan]: one for each (machine, GPUs) of `parts`. The whole batch is divided among the
+    kinds so that all end at about the same time.
 
-    plan   what all kinds share: tp, pp, cp, micro-batch; virtual stages take rounds of pp
+    plan   the settings that all kinds share: tp, pp, cp, micro-batch; virtual stages take rounds
+           of pp
     Raises ValueError if tp x pp x cp does not divide the GPUs of a kind, or if the batch is too
     small or can't be filled.
     """
@@ -32,7 +33,7 @@ def mixed_plans(model, plan, parts, batch):
     def seconds(kind, M):
         return step_time(model, replace(plans[kind], micro_batches=M), parts[kind][0]).total
 
-    # nine tenths go by speed; then each round goes to the kind that will finish it first
+    # nine tenths are divided by speed; then each round goes to the kind that will finish it first
     slowness = [seconds(kind, 2 * plan.pp) - seconds(kind, plan.pp) for kind in range(len(parts))]
     fair = batch / plan.micro_batch / sum(dp / slow for dp, slow in zip(ranks, slowness))
     pieces = [max(1, int(0.9 * fair / slow) // round_) * round_ for slow in slowness]
@@ -49,7 +50,7 @@ def mixed_plans(model, plan, parts, batch):
 
 
 def mixed_step(model, plans, machines):
-    """Return the seconds of a step: of the slowest kind, with gradients over the slowest network.
+    """Return the seconds of a step: the slowest kind's, with gradients over the slowest network.
     """
     network = min(machine.network for machine in machines)
     data_ranks = sum(plan.dp for plan in plans)
@@ -71,7 +72,7 @@ class Mixed(NamedTuple):
 
 
 def search_mixed(model, parts, sequence, batch, tools=ADVISED, tried=20, reserve=RESERVE):
-    """Return [Mixed], the fastest first: of the layouts that fit in all kinds of GPUs the `tried`
+    """Return [Mixed], the fastest first: of the layouts that fit on all kinds of GPUs, the `tried`
     layouts that are fastest on the slowest kind.
 
     parts    [(machine, GPUs)]

@@ -14,10 +14,10 @@ class Model:
     tied        the head is the embedding's matrix
     experts     0: dense. Otherwise each token goes to top_k of them, and to `shared` more,
                 of width expert_ffn
-    dense       this many layers have an MLP of width ffn instead of experts
+    dense       number of layers with an MLP of width ffn instead of experts
     spread      these layers are not the first ones, but spread over the model
-    windowed    this many layers see only a window of tokens
-    parallel    attention and MLP have one input and one sum (PaLM): half of tensor ranks' messages
+    windowed    number of layers that see only a window of tokens
+    parallel    attention and MLP share one input and one sum (PaLM): half the tensor messages
     attention_numbers  parameters of a layer's attention if it is not plain (MLA); 0: plain
     """
 
@@ -101,7 +101,7 @@ class Model:
 
     @cached_property
     def active(self):
-        """The parameters that multiply one token in matrix products: the embedding is looked up."""
+        """The parameters used in one token's matrix products: without the embedding lookup."""
         idle = self.sparse_layers * (self.experts - self.top_k) * self.expert
         return self.parameters - idle - (0 if self.tied else self.embedding)
 
@@ -109,14 +109,14 @@ class Model:
         """Return the FLOPs of a token, forward and backward: 6 for each active parameter, and
         attention's.
 
-        Attention counts in full, as in PaLM's MFU (2022, appendix B); with causal only the needed
+        Attention counts in full, as in PaLM's MFU (2022, appendix B); with causal, only the needed
         half. forwards=2 counts a forward that runs twice: hardware FLOPs (HFU).
         """
         attention = 4 * self.layers * self.attended(sequence) * self.width / (2 if causal else 1)
         return (2 + forwards) * (2 * self.active + attention)
 
     def attended(self, sequence):
-        """Return how many tokens a token is compared with, on average over the layers."""
+        """Return how many tokens a token attends to, on average over the layers."""
         part = min(1, self.window / sequence) if self.windowed else 1
         return sequence * (1 - self.windowed / self.layers * (1 - part))
 

@@ -1,4 +1,4 @@
-"""What Muon changes in a plan that was found with AdamW: memory, and two parts more of the step."""
+"""What Muon changes in a plan that was found with AdamW: memory, and two more parts of the step."""
 
 from typing import NamedTuple
 
@@ -11,11 +11,11 @@ from ranklab.planner.traffic import Exchange, Message
 
 
 class MuonChange(NamedTuple):
-    """What comes on top of AdamW's plan, or goes.
+    """What Muon saves and adds, compared with AdamW's plan.
 
-    saved_bytes: of optimizer state, on a GPU of the stage with most layers.
+    saved_bytes: of optimizer state, on a GPU of the stage with the most layers.
     computing: seconds of Newton-Schulz on the busiest owner.
-    sending: seconds of rows to the owners, and back. Nothing hides either of the two.
+    sending: seconds to send rows to the owners, and back. Neither of the two is hidden.
     """
 
     saved_bytes: float
@@ -24,15 +24,15 @@ class MuonChange(NamedTuple):
 
 
 def muon_change(model, plan, machine, constants=CONSTANTS):
-    """Compute the MuonChange of a plan whose blocks' matrices are stepped by Muon.
+    """Compute the MuonChange of a plan whose blocks' matrices are updated by Muon.
 
     Muon has one moment of 4 bytes instead of two. Embedding, head and norms stay with AdamW. Each
     matrix of a stage has an owner among the ranks that hold a part of it (muon_owners): with ZeRO
     those of the data, context and tensor axes, else the tensor ranks of each copy. All rows count
     as if they took the links of the data axis.
-    Not known: experts, low-rank attention, an optimizer on the host; Newton-Schulz at more than the
-    rate of other large products (half of a symmetric product is enough).
-    Raises: ValueError for what is not known.
+    Not modelled: experts, low-rank attention, an optimizer on the host; Newton-Schulz at more than
+    the rate of other large products (half of a symmetric product is enough).
+    Raises: ValueError for a plan that is not modelled.
     """
     for is_so, what in ((model.experts, "experts"), (plan.offload, "an offloaded optimizer"),
                         (model.attention_numbers, "low-rank attention"),
@@ -52,7 +52,7 @@ def muon_change(model, plan, machine, constants=CONSTANTS):
 
 
 def matrices(model):
-    """List the shapes of a dense block's matrices: queries, keys and values are apart."""
+    """List the shapes of a dense block's matrices: queries, keys and values are separate."""
     h, kv = model.hidden, model.kv_heads * model.head_size
     return [(model.width, h), (kv, h), (kv, h), (h, model.width),
             *[(model.ffn, h)] * (model.matrices - 1), (h, model.ffn)]

@@ -1,4 +1,4 @@
-"""offers: numbers of GPUs that do a Request; affordable: the best within a budget and a deadline.
+"""offers: numbers of GPUs that can run a Request; affordable: the best within budget and deadline.
 """
 
 from dataclasses import replace
@@ -10,13 +10,13 @@ from ranklab.planner.search import Found
 
 
 class Offer(NamedTuple):
-    """A number of GPUs with their best layout, and the bill of all tokens."""
+    """A number of GPUs with their best layout, and the bill for all tokens."""
 
     layout: Found
     bill: Bill
 
     def miss(self, budget, deadline):
-        """Return by what fraction dollars and days exceed their limits (None: no limit), in sum."""
+        """Return the sum of the fractions by which dollars and days exceed their limits, if any."""
         return sum(max(0, value / most - 1) for value, most in (
             (self.bill.dollars, budget), (self.bill.days, deadline)) if most)
 
@@ -38,7 +38,7 @@ def offers(request, watch=iter):
 
 def ranked(rows, budget=None, deadline=None):
     """Return the Offers, sorted. First come those within dollars and days: with a deadline the
-    cheapest first, with only a budget the fastest. Then come the others, by how much they miss.
+    cheapest first, with only a budget the fastest. Then come the others, by how far they miss.
     """
     def key(offer):
         spent = offer.bill.gpu_hours, offer.bill.days
@@ -50,7 +50,7 @@ def ranked(rows, budget=None, deadline=None):
 def affordable(rows, budget=None, deadline=None):
     """Return the best Offer.
 
-    Raises ValueError with the nearest one if none is within dollars and days.
+    Raises ValueError that names the nearest one if none is within dollars and days.
     """
     best = ranked(rows, budget, deadline)[0]
     if not best.miss(budget, deadline):

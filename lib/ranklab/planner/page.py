@@ -1,6 +1,7 @@
-"""plan_page: a page on which a reader changes a training's choices; all numbers are this library's.
+"""plan_page: a page on which a reader changes the choices of a training run; all numbers are this
+library's.
 
-The search for each choice runs when the page is made. The page's script only draws its result.
+The search for each choice runs when the page is built. The page's script only draws its result.
 """
 
 import html
@@ -35,7 +36,7 @@ WHOLE = """<!doctype html>
 class Node:
     """The choices for a kind of node: numbers of GPUs, and of tokens in a batch.
 
-    price  (dollars of a GPU for an hour, or None; its source)
+    price  (dollars per GPU-hour, or None; its source)
     """
 
     machine: Machine
@@ -51,7 +52,7 @@ class Choices:
     models, nodes  {name: Model}, {name: Node}
     first          the choice that is shown first, with a full search; the others have a
                    quick_search
-    tokens         of the training in the bill
+    tokens         of the training run in the bill
     reserve        the share of a GPU's memory that stays free
     """
 
@@ -89,7 +90,7 @@ def around(name, request, source):
 
 
 def half_and_twice(size):
-    """Return (half of it, if that is whole; the size; twice of it)."""
+    """Return (half the size, if that is whole; the size; twice the size)."""
     return (*([size // 2] if size % 2 == 0 else ()), size, 2 * size)
 
 
@@ -102,7 +103,7 @@ def plan_page(choices, spread=map):
 
 
 def fragment(choices, spread=map):
-    """Return the same without head and body, for a page of a site."""
+    """Return such a page without its head and body tags, for a page of a site."""
     rows = dict(zip(choices, spread(partial(row, choices), choices)))
     data = {
         "asked": choices.first, "sequences": choices.sequences, "tokens": choices.tokens,
@@ -117,7 +118,7 @@ def fragment(choices, spread=map):
 def html_of(data, first, controls):
     """Return the page of these data.
 
-    first     what a reader without scripts sees
+    first     the content for readers without scripts
     controls  the script that fills the form: "choices" or "live"
     """
     data = {**data, "memory": [field.name for field in fields(GpuMemory)],
@@ -130,13 +131,13 @@ def html_of(data, first, controls):
 
 
 def facts(machine, price, reserve):
-    """Return what the page says about a GPU; price as in Node."""
+    """Return the page's facts about a GPU; price as in Node."""
     return {"price": price, "GB": machine.memory_bytes / 1e9,
             "room": room(machine, reserve) / 1e9, "gpu": machine.accelerator}
 
 
 def row(choices, choice):
-    """Return what the page draws of a choice; or a sentence, if nothing fits."""
+    """Return the content that the page draws for a choice; or a sentence, if nothing fits."""
     *_, sequence, batch = choice
     if batch % sequence:
         return f"a batch of {batch} tokens is no whole number of sequences of {sequence}"
@@ -145,11 +146,11 @@ def row(choices, choice):
 
 
 def drawn(request, search):
-    """Return what the page draws of a Request; or a sentence, if nothing fits.
+    """Return the content that the page draws for a Request; or a sentence, if nothing fits.
 
     [GB of each part of memory], [seconds of each part of the step], why,
-    [seconds that are likely, from and to, by what], [tokens a second; days, dollars, MWh of all],
-    seconds without what hides messages and without newer kernels of attention, None if it has none,
+    [likely seconds from and to, by what], [tokens per second; days, dollars, MWh in all],
+    seconds without hidden messages and without newer attention kernels, None if it has none,
     [(layout, seconds, GB, MFU in %) of the best]
     """
     try:
@@ -172,7 +173,7 @@ def drawn(request, search):
 
 
 def short(number):
-    """Return four digits of it."""
+    """Round to four digits."""
     rounded = float(f"{number:.4g}")
     return int(rounded) if rounded.is_integer() else rounded
 

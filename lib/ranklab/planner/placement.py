@@ -14,7 +14,7 @@ class Placement:
 
     tensor, context, expert, pipeline  the ranks of that axis
     weights        the ranks with the same weights: all of the data and context axes
-    shard          those among them that share one copy of the sharded states
+    shard          those of them that share one copy of the sharded states
     replicas       the ranks that hold the same shard (HSDP)
     expert_copies  the ranks with the same experts
     """

@@ -1,4 +1,4 @@
-"""A plan: the layout of a training and its tool, without the model and the machine."""
+"""A plan: the layout of a training run and its tool, without the model and the machine."""
 
 import functools
 import itertools
@@ -13,7 +13,7 @@ SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2")
 
 
 class Span(NamedTuple):
-    """How many ranks of a group there are: in all, in one node, and in one island of nodes."""
+    """The number of ranks of a group: in all, in one node, and in one island of nodes."""
 
     ranks: int
     node: int
@@ -24,22 +24,22 @@ class Span(NamedTuple):
 class Plan:
     """dp x tp x pp x cp GPUs; tensor ranks are neighbours, then context, data, pipeline ranks.
 
-    sequence, micro_batch  tokens of a sequence, sequences of one forward
-    micro_batches          how many go through each pipeline in a step
-    ep         how many of the data and context ranks share the experts
+    sequence, micro_batch  tokens in a sequence, sequences in one forward
+    micro_batches          number that each pipeline runs in a step
+    ep         number of data and context ranks that share the experts
     virtual    stages of a pipeline rank
     zero       0 to 3: optimizer state, gradients, weights are sharded (3 is FSDP)
     shard      over how many ranks; 0: all data and context ranks. The others hold copies
     recompute  none; selective: attention's core (Megatron); operators: half of the products
                (torchtitan's "op"); full: each block's forward
-    recomputed the share of the blocks that do this
+    recomputed the share of the blocks to which `recompute` applies
     attention  flash; tuned: kernels for H100 and later (cuDNN's, FlashAttention 3); unfused: the
                scores of all pairs go through memory (before 2022)
-    attended   tokens of each sequence, if several are packed into one; 0: they are not
+    attended   tokens of each sequence, if several are packed into one; 0: not packed
     precision  of matrix products: bf16, fp8, fp8-rowwise, mxfp8, nvfp4
-    gradient_bytes  of a number in the gradients' reduction
-    hides      axes whose traffic hides behind computing: data, tensor, context, expert, pipeline;
-               "tensor backward": only tensor's messages of inputs' gradients
+    gradient_bytes  per number in the reduction of gradients
+    hides      axes whose traffic overlaps computing: data, tensor, context, expert, pipeline;
+               "tensor backward": only the tensor messages of input gradients
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
     fused_experts  tokens are sorted by expert in the kernels that send them (2026)
     graphs     kernels are launched from CUDA graphs, and not one by one from the host
@@ -104,7 +104,7 @@ class Plan:
 
     @functools.cached_property
     def batch(self):
-        """Sequences of a step."""
+        """Sequences per step."""
         return self.dp * self.micro_batch * self.micro_batches
 
     @functools.cached_property
@@ -114,7 +114,7 @@ class Plan:
 
     @functools.cached_property
     def rerun_share(self):
-        """The share of the blocks whose whole forward runs twice, with its messages."""
+        """The share of the blocks whose whole forward, messages included, runs twice."""
         return self.recomputed * (self.recompute == "full")
 
     def words(self):
@@ -130,8 +130,8 @@ class Plan:
                           *(words for words, holds in options.items() if holds)])
 
     def stages(self, layers):
-        """Return the layers of each pipeline rank, as even as possible. If two more layers would
-        make them even, the first and last rank have one less, because they have the embedding and
+        """Return the layers of each pipeline rank, as evenly as possible. If two more layers would
+        make them even, the first and last rank have one fewer, because they have the embedding and
         the head.
         """
         return stages(layers, self.pp)

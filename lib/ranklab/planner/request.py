@@ -1,4 +1,4 @@
-"""Request: a training that someone asks for. nearest: the nearest possible one, if it is
+"""Request: a training run that someone asks for. nearest: the nearest possible one, if it is
 impossible.
 """
 
@@ -17,7 +17,7 @@ MOST_GPUS = 2**17
 
 @dataclass(frozen=True)
 class Request:
-    """What search_layouts takes, the tokens of the whole training, and dollars of a GPU an hour.
+    """The arguments of search_layouts, the tokens of the whole run, and dollars per GPU-hour.
 
     reserve  the share of a GPU's memory that stays free
     """
@@ -56,12 +56,12 @@ class Request:
             return None
 
     def bill(self, layout):
-        """Return the Bill of all tokens with this Found, failures included."""
+        """Return the Bill for all tokens with this Found, including failures."""
         good = good_share_of(self.model, self.machine, self.gpus)
         return bill(layout.plan, layout.step, self.machine, self.tokens, self.price, good)
 
     def dollars(self, layout):
-        """Return the dollars of a token with this Found, without failures; None if no price is
+        """Return the dollars per token with this Found, without failures; None if no price is
         known.
         """
         mfu = layout.step.mfu(self.model, layout.plan, self.machine)
@@ -86,11 +86,11 @@ def nearest(request):
 
 
 def description(layout):
-    """Return a Found in a few words."""
+    """Describe a Found in a few words."""
     return (f"{layout.plan.words()} ({layout.plan.tool}): {layout.memory.total / 1e9:.1f} GB, "
             f"{plain(layout.step.total)} s a step")
 
 
 def plain(number, digits=3):
-    """Return a number as "5,230": `digits` significant digits, and no exponent."""
+    """Format a number as "5,230": `digits` significant digits, and no exponent."""
     return f"{float(f'{number:.{digits}g}'):,.12g}"

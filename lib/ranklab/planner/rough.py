@@ -22,7 +22,7 @@ def rough_step_seconds(model, plan, machine):
     if each of the rules above still holds within 10%.
     lab         13
     """
-    efficiency = 0.52  # the best for these runs, by trying; 0.48 to 0.57 will do
+    efficiency = 0.52  # the best for these runs, found by trying; 0.48 to 0.57 are nearly as good
     forwards = 2 if plan.recompute == "full" else 1
     flops = plan.batch * plan.sequence * model.flops_per_token(plan.sequence, forwards=forwards)
     busy = flops / (plan.gpus * efficiency * machine.peak_flops)
@@ -44,7 +44,7 @@ def rough_jobs():
 
 
 def rough_ratios(seconds_of, jobs=None):
-    """Return the predicted by the published step time of each of the jobs.
+    """Return the ratio of predicted to published step time for each of the jobs.
 
     seconds_of  rough_step_seconds, or a learner's
     jobs        None: rough_jobs()

@@ -1,4 +1,4 @@
-"""scaling_curve: what more GPUs bring, as data ranks."""
+"""scaling_curve: the gain from more GPUs, added as data ranks."""
 
 from dataclasses import replace
 

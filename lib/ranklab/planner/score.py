@@ -1,7 +1,7 @@
-"""score: how far off predictions are from published runs, by source, and why rows are not used.
-likely_range: how far off they are from the runs that are most similar to a plan.
+"""score: the errors of predictions on published runs, by source, and why rows are not used.
+likely_range: the errors on the runs that are most similar to a plan.
 
-A row is left out for what it is or lacks, never for its error.
+A row is left out for its kind or for missing data, never for its error.
 """
 
 import functools
@@ -28,9 +28,9 @@ LEFT_OUT = {"time": (0.092, 0.228), "memory": (0.023, 0.125)}
 class Score:
     """The errors of one source or of all, as lists of |predicted / published - 1|.
 
-    pairs    for each two layouts of one model on the same GPUs: whether the faster one was named
+    pairs    for each pair of layouts of one model on the same GPUs: whether the order was right
     fits     for each used row: whether the planner says that it fits, as it did
-    assumed  {unpublished field, whose usual value was assumed: rows}
+    assumed  {unpublished field, whose usual value was assumed: number of rows}
     """
 
     rows: int = 0
@@ -62,7 +62,7 @@ def spread(errors):
 
 
 def quantile(values, part):
-    """Return the value below which this part of them lies, between neighbours by a line."""
+    """Return the value below which this fraction of them lies, by linear interpolation."""
     if not values:
         return None
     values = sorted(values)
@@ -76,12 +76,12 @@ def mean(values):
 
 
 def step_ratio(job, constants=CONSTANTS, step=step_time):
-    """Return predicted by published step time; `step` may be a learner's step_time."""
+    """Return predicted / published step time; `step` may be a learner's step_time."""
     return step(job.model, job.plan, job.machine, constants).total / job.seconds
 
 
 def memory_ratio(job, constants=CONSTANTS, memory=memory_per_gpu):
-    """Return predicted by published memory, as the source counts it.
+    """Return predicted / published memory, as the source counts it.
 
     memory  memory_per_gpu, or a learner's
     """
@@ -116,7 +116,7 @@ def score_of_source(runs, constants):
 
 
 def total(scores):
-    """Return the Score of all of these together."""
+    """Combine these Scores into one."""
     together = Score()
     for one in scores:
         together.rows, together.used = together.rows + one.rows, together.used + one.used
@@ -135,9 +135,9 @@ def by_source(runs):
 
 
 def pairs_of(jobs, ratios):
-    """Return [whether the faster of two was named] for each two plans of one model, in all its
-    sizes, on the same number of the same GPUs, with sequences of the same length, whose published
-    seconds a token differ by more than CLEAR. Two rows with one plan are no choice of a layout.
+    """Return [whether the faster of two was predicted] for each pair of plans of the same model (in
+    all sizes), on the same number of the same GPUs, with sequences of the same length, if their
+    published seconds per token differ by more than CLEAR. Rows with the same plan are no pair.
     """
     groups, named = defaultdict(list), []
     for job in jobs:
@@ -158,7 +158,7 @@ def pairs_of(jobs, ratios):
 class Residual(NamedTuple):
     """A published run and its prediction.
 
-    ratio   published by predicted step time
+    ratio   published / predicted step time
     in_fit  whether constants were fitted on it
     """
 
@@ -189,16 +189,16 @@ def published_residuals():
 
 @functools.cache
 def median_errors():
-    """Return the median errors (of step times, of memory) of all published runs, as a part of what
-    was measured.
+    """Return the median errors (of step times, of memory) on all published runs, as fractions of
+    the measured values.
     """
     everything = score(all_runs())["all"]
     return quantile(everything.times, 0.5), quantile(everything.memory, 0.5)
 
 
 def likely_range(model, plan, machine):
-    """Return (low, high, a sentence): published by predicted step time, the 10th and 90th
-    percentile of the most similar published runs: dense like this model, or with experts, at its
+    """Return (low, high, a sentence): the 10th and 90th percentile of published / predicted step
+    time over the most similar published runs: dense like this model, or with experts, at its
     precision, by this tool on this kind of GPU; or by any tool; or on any GPU. In the last case
     runs on this kind of GPU widen the range, as does a single source.
     """

@@ -1,7 +1,7 @@
-"""search_layouts: all layouts that fit, the fastest first; or a sentence that says why none does.
+"""search_layouts: all layouts that fit, the fastest first; or a sentence on why none does.
 quick_search: nearly the best ones, for tables of many choices.
-room: the bytes of a GPU that a plan may take.
-distinct: the layouts among them that are worth a look.
+room: the bytes of a GPU that a plan may use.
+distinct: the layouts worth a look, one of each kind.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ranklab.planner.step import Step, step_time
 
 RESERVE = 0.1  # of a GPU's memory: predictions of memory are off by more than 9% for one in ten
 # published runs (python -m ranklab.projects.planner score)
-KINDS = (("tool", "tp", "pp"),  # what tells layouts apart first, and then
+KINDS = (("tool", "tp", "pp"),  # fields that distinguish layouts, first and then
          ("tool", "tp", "pp", "cp", "ep", "zero", "shard", "offload", "recompute", "outermost"))
 QUICK_DIVISIONS = 8  # ways to divide the GPUs that quick_search looks at closely
 
@@ -33,7 +33,7 @@ class NoLayout(ValueError):
 
 
 def room(machine, reserve=RESERVE):
-    """Return the bytes of a GPU that a plan may take, if a share of the memory stays free."""
+    """Return the bytes of a GPU that a plan may use if a share of the memory stays free."""
     return (1 - reserve) * machine.memory_bytes
 
 
@@ -100,7 +100,7 @@ def fastest(*args, **options):
 
 
 def refusal(least, machine, gpus, batch, reserve=RESERVE):
-    """Return a sentence that says why there is no layout.
+    """Return a sentence on why there is no layout.
 
     least  (bytes, Plan) of the smallest one; None if there is none at all
     """
@@ -117,8 +117,8 @@ def distinct(candidates, top=5):
     """Return [Found]: `top` layouts of different kinds, the fastest first, and the best one of each
     tool.
 
-    The layouts of a kind have the same tool, tp and pp, and the fastest of them is shown. If there
-    are too few kinds, more fields tell them apart.
+    The layouts of a kind have the same tool, tp and pp; the fastest of them is shown. If there
+    are too few kinds, more fields distinguish them.
     """
     shown = []
     for names in KINDS:
@@ -135,7 +135,6 @@ def distinct(candidates, top=5):
 
 
 def rank(layout):
-    """Return the sort key of layouts: the fastest first, and of equals the one with the least
-    memory.
+    """Return the sort key of a layout: the fastest first, then the one with the least memory.
     """
     return layout.step.total, layout.memory.total

@@ -1,4 +1,4 @@
-"""changes: how half or twice the GPUs, batch, sequence or link change the best plan."""
+"""changes: how halving or doubling the GPUs, batch, sequence or link changes the best plan."""
 
 from dataclasses import replace
 from itertools import product
@@ -9,11 +9,11 @@ from ranklab.planner.search import Found, NoLayout, rank
 from ranklab.planner.step import step_time
 
 QUANTITIES = ("GPUs", "batch", "sequence", "link", "network")
-TRIFLE = 0.005  # of a step's time: too little for another layout
+TRIFLE = 0.005  # of a step's time: too little to change the layout
 
 
 class Change(NamedTuple):
-    """One quantity becomes `factor` times as much.
+    """One quantity multiplied by `factor`.
 
     request, best  the new Request, and its best layout; None if nothing fits
     same           whether the layout stays the same, apart from the number of micro-batches
@@ -27,10 +27,10 @@ class Change(NamedTuple):
 
 
 def changes(request, layouts, best, watch=iter):
-    """Return [Change] for half and twice of each: the GPUs, the batch, the sequence (with the same
+    """Return [Change] for half and twice each of: the GPUs, the batch, the sequence (with the same
     tokens in a batch), the link in a node, the network.
 
-    layouts  from request.search(); best: the one of them that is taken
+    layouts  from request.search(); best: the one of them in use
     """
     rows = []
     for what, factor in product(QUANTITIES, (0.5, 2)):

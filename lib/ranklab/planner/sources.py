@@ -1,4 +1,4 @@
-"""How a run was done, from the words of its source: the network, the tool, what that hides, ...
+"""How a run was done, from the words of its source: the network, the tool, hidden messages, ...
 
 The rules name no run. They read the columns source, notes, sharding, precision, arch_notes.
 """
@@ -9,14 +9,14 @@ NETWORKS = (  # words of a source -> bytes/s a GPU; hardware_nodes.csv has the s
     (r"4x100 ?Gb|4 OmniPath", 6.25e9), (r"8x200 ?Gb", 25e9), (r"1600 ?Gb/s", 25e9),
     (r"2 Tb/s", 31.25e9), (r"800 ?Gb/s per node", 12.5e9), (r"400 ?Gb/s per node", 6.25e9))
 UNFUSED = r"no FlashAttention|2104\.04473|2205\.05198|2201\.11990|bigscience|Megatron-LM@5281919420"
-MODERN = "NeMo|Megatron-Bridge|images/model_table"  # Megatron Core with all that it overlaps
+MODERN = "NeMo|Megatron-Bridge|images/model_table"  # Megatron Core with everything that it overlaps
 SCHEDULES = {"1f1b-i": "interleaved", "interleaved1f1b": "interleaved", "flexible interleaved":
              "interleaved", "interleaved-1f1b": "interleaved", "zb-1p": "zb-h1", "zb-2p": "zb-h2"}
 
 
 def memory_kind(run):
-    """Return which count of memory is published; if the source does not say, torch's allocated
-    bytes.
+    """Return which count of memory is published; torch's allocated bytes if the source does not
+    say.
     """
     if "nvidia-smi" in run.mem_kind:
         return "nvidia-smi"
@@ -46,7 +46,7 @@ def graphs(run):
 
 
 def virtual_of(run, pp, schedule, assumed):
-    """Return the stages of a rank: as printed; or one for each layer, if the tool interleaves."""
+    """Return the stages of a rank: as published, or one per layer if the tool interleaves."""
     if run.vpp or pp == 1:
         return run.vpp or 1
     is_printed = re.search(r"interleaved|1f1b", schedule) and run.pp_schedule
@@ -70,7 +70,7 @@ def tool_of(run):
 
 
 def recompute_of(run, assumed):
-    """Return (kind, share of the blocks); FSDP's selective share follows from the printed HFU and
+    """Return (kind, share of the blocks); FSDP's selective share follows from the published HFU and
     MFU.
     """
     recompute = run.recompute
@@ -107,7 +107,7 @@ def precision_of(run):
 
 
 def gradient_bytes(run):
-    """Return the bytes of a gradient in its reduction: 2 if the source prints that, or if Megatron
+    """Return the bytes of a gradient in its reduction: 2 if the source says so, or if Megatron
     reduces fp16.
     """
     if "PURE" in f"{run.precision} {run.sharding}" or run.precision.startswith("fp16"):
@@ -141,7 +141,7 @@ def fused(run, tool):
 
 
 def shard_of(run):
-    """Return the number of ranks that share sharded states, if the source prints it; 0: all."""
+    """Return the number of ranks that share sharded states, if the source gives it; 0: all."""
     ranks = re.search(r"over (\d+) ranks|FSDP (\d+)", run.sharding)
     if ranks:
         return int(ranks[1] or ranks[2])

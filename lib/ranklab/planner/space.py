@@ -1,4 +1,4 @@
-"""layouts: every Plan that a tool can run for a model on these GPUs, as one runs it today."""
+"""layouts: every Plan that a tool can run for a model on these GPUs, with today's usual options."""
 
 import itertools
 from dataclasses import fields, replace
@@ -9,7 +9,7 @@ ADVISED = ("megatron", "torchtitan", "deepspeed")
 MOST_VIRTUAL = 10  # stages of a pipeline rank
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 LONG = 4096  # tokens: context ranks share a sequence only if each has this many
-# The options of each tool in these plans; `hides`: the messages it then hides behind computing.
+# The options of each tool in these plans; `hides`: the messages that it then overlaps.
 USUAL = {
     # --overlap-grad-reduce --overlap-param-gather --tp-comm-overlap
     "megatron": {"hides": ("data", "context", "tensor", "pipeline")},
@@ -25,9 +25,9 @@ def layouts(model, machine, gpus, sequence, batch, tool="megatron"):
     """Yield the Plans of `gpus` GPUs with a batch of `batch` sequences.
 
     dp x tp x pp x cp is gpus; tp stays in a node, and divides heads and key heads; virtual stages
-    need micro-batches in rounds of pp; ep divides the experts, and the ranks that have other
+    need micro-batches in rounds of pp; ep divides the experts, and the ranks with different
     tokens; micro-batches fill the batch. DeepSpeed has ZeRO 2 and 3 only without a pipeline,
-    because its engine refuses both together. FSDP shards over all ranks, or over a node (HSDP).
+    because its engine refuses the combination. FSDP shards over all ranks, or over a node (HSDP).
     """
     for division in divisions(model, machine, gpus, sequence, batch, tool):
         yield from variants(model, division)
@@ -63,7 +63,7 @@ def variants(model, division):
 
 
 def usual(tool, machine):
-    """Return {field of a Plan: value}: what this tool does by itself today on this machine."""
+    """Return {field of a Plan: value}: this tool's defaults today on this machine."""
     return {**USUAL[tool], "tool": tool, "attention": kernels(machine)}
 
 
@@ -87,7 +87,7 @@ def is_divisible(model, machine, gpus, sequence, tp, cp, pp, tool):
 def virtuals(model, pp, tool):
     """Return the possible numbers of stages of a rank: several, if no rank then has more layers.
 
-    For example, 61 layers on 16 ranks are 4 on most, as one stage or as two of 2, but not as three.
+    For example, 61 layers on 16 ranks are 4 on most, as one stage or two of 2, but not as three.
     """
     if pp == 1 or tool == "deepspeed":
         return (1,)
@@ -119,8 +119,7 @@ def shards(model, machine, ranks, tp, pp, tool):
 
 
 def outers(machine, dp, pp):
-    """Return the possible outermost axes: with islands of nodes it matters which one goes between
-    them.
+    """Return the possible outermost axes: with islands of nodes it matters which axis spans them.
     """
     return ("pipeline", "data") if machine.island and dp > 1 and pp > 1 else ("pipeline",)
 
@@ -136,7 +135,7 @@ FREE = ("dp", "tp", "pp", "cp", "ep", "sequence", "micro_batch", "micro_batches"
 
 
 def refuse(plan, model, machine, gpus, sequence, batch):
-    """Raise a ValueError that says why no tool runs this plan, if none does."""
+    """Raise a ValueError that explains why no tool runs this plan, if none does."""
     default = Plan(**usual(plan.tool, machine))
     fixed = {field.name for field in fields(Plan)} - set(FREE)
     changed = [name for name in sorted(fixed) if getattr(plan, name) != getattr(default, name)]

@@ -11,13 +11,13 @@ from ranklab.planner.traffic import volumes
 
 @dataclass(frozen=True)
 class Step:
-    """Where the seconds of a step go on the average GPU, without messages that computing hides.
+    """Where the seconds of a step go on the average GPU, without messages hidden by computing.
 
     products, attention, other  computing: matrix products, attention's core, memory-bound work
     recompute  forwards that run twice
     tensor, context, expert, weights, data, pipeline  messages that are not hidden; weights: of
                ZeRO-3 and FSDP, for each micro-batch
-    bubble     time without work for a pipeline rank: filling, draining, and uneven stages
+    bubble     idle time of a pipeline rank: filling, draining, and uneven stages
     optimizer  its step
     rest       loader, norms
     """
@@ -41,12 +41,12 @@ class Step:
         return sum(vars(self).values())
 
     def tokens_per_second(self, plan):
-        """Return the tokens that all GPUs together train on in a second."""
+        """Return the tokens that all GPUs together process per second."""
         return plan.batch * plan.sequence / self.total
 
     def mfu(self, model, plan, machine, causal=False):
-        """Return the model's FLOPs as a part of the peak; attention in full, as most papers count
-        it; with causal the needed half.
+        """Return the model's FLOPs as a fraction of the peak; attention in full, as most papers
+        count it; with causal, the needed half.
         """
         return self._of_peak(model.flops_per_token(plan.sequence, causal), plan, machine)
 
@@ -61,7 +61,7 @@ class Step:
 
 
 def exposed(messages, work, hidden, c):
-    """Return the seconds of messages that `work` does not hide; all if they are not hidden at all.
+    """Return the seconds of messages that `work` does not hide; all of them if not `hidden`.
 
     Together they take (work^n + messages^n)^(1/n): a little more than the longer of the two.
     """
@@ -72,8 +72,8 @@ def exposed(messages, work, hidden, c):
 
 
 def tensor_exposed(seconds, plan, work, c):
-    """Return the seconds of a layer's tensor messages that are left; "tensor backward" hides the
-    messages of inputs' gradients behind the products of weights' gradients (Megatron-LM since
+    """Return the seconds of a layer's tensor messages that are not hidden; "tensor backward" hides
+    the messages of input gradients behind the products of weight gradients (Megatron-LM since
     2022).
     """
     if "tensor backward" not in plan.hides:
@@ -101,8 +101,7 @@ def layer_parts(model, plan, machine, c, sparse):
 
 
 def layer_seconds(model, plan, machine, c=CONSTANTS):
-    """Return {part of a Step: seconds} of all layers for one micro-batch, one GPU after the other.
-    """
+    """Return {part of a Step: seconds} of all layers for one micro-batch, summed over stages."""
     kinds = ((model.layers - model.sparse_layers, False), (model.sparse_layers, True))
     layers = [(number, layer_parts(model, plan, machine, c, sparse))
               for number, sparse in kinds if number]
@@ -126,7 +125,7 @@ def sent_seconds(model, plan, machine, beside, c=CONSTANTS):
 
 
 def bubble_part(model, plan, machine, c=CONSTANTS):
-    """Return the bubble as a part of the time of even pipeline ranks (lab 09)."""
+    """Return the bubble as a fraction of the time of even pipeline ranks (lab 09)."""
     if plan.schedule == "zb-h2" or plan.pp == 1:
         return 0.0
     if plan.schedule == "zb-h1":
@@ -161,9 +160,8 @@ def step_time(model, plan, machine, constants=CONSTANTS):
 
 
 def update_seconds(model, plan, machine, beside, c=CONSTANTS):
-    """Return (data, optimizer): the seconds of gradients and weights that travel once a step, as
-    far as the work of a micro-batch, of `beside` seconds, does not hide them; and of the
-    optimizer's step.
+    """Return (data, optimizer): the seconds of gradients and weights sent once a step, as far as
+    the work of a micro-batch, `beside` seconds, does not hide them; and of the optimizer's step.
     """
     traffic, hidden = volumes(model, plan, machine), "data" in plan.hides
     gradients, weights = (sum(exchange_seconds(exchanges, machine, c) for exchanges in kinds)

@@ -1,4 +1,4 @@
-"""volumes: what each group of ranks sends, in bytes, resolved once. links.py has the seconds."""
+"""volumes: the bytes that each group of ranks sends, computed once. links.py has the seconds."""
 
 import functools
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 class Exchange(NamedTuple):
     """Messages of a group, `count` times.
 
-    at_once  True: they use different links, and the longest counts; False: one after the other
+    at_once  True: they use different links, and the longest counts; False: one after another
     latency  additional seconds
     """
 
@@ -38,10 +38,10 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Volumes:
-    """What a rank exchanges in a step: tuples of Exchanges, empty for a group of one rank.
+    """The messages of a rank in a step: tuples of Exchanges, empty for a group of one rank.
 
     dense_layer, sparse_layer  of each layer (with experts) and micro-batch, {part of a Step:
-                     Exchanges}; sharded weights of experts are apart, as "expert weights"
+                     Exchanges}; sharded weights of experts are separate, as "expert weights"
     pipeline         of each micro-batch
     gradients, weights  once a step, if weights are not sharded by layers: (outside of experts, of
                      experts)
@@ -80,8 +80,8 @@ def parameters_per_gpu(model, plan):
 
 
 def layer_exchanges(model, plan, placement, sparse):
-    """Return {part of a Step: Exchanges} of a layer and micro-batch, of the parts that send
-    anything; sparse: one with experts.
+    """Return {part of a Step: Exchanges} of a layer and micro-batch, for the parts that send
+    anything; sparse: a layer with experts.
     """
     numbers = model.block + model.dense_ffn * (not sparse)
     parts = {"tensor": tensor_exchanges(model, plan, placement),
@@ -108,8 +108,8 @@ def tensor_exchanges(model, plan, placement):
 
 
 def context_exchanges(model, plan, placement):
-    """Return the Exchanges of a layer and micro-batch between context ranks: keys and values go
-    round the ring, and their gradients.
+    """Return the Exchanges of a layer and micro-batch between context ranks: keys, values and
+    their gradients go around the ring.
     """
     if plan.cp == 1:
         return ()
@@ -158,7 +158,7 @@ def update_exchanges(numbers, plan, span, placement):
     """Return (Exchanges of gradients, Exchanges of weights) once a step: an all-reduce, or with
     ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
 
-    span  of the ranks that have these `numbers` weights
+    span  the Span of the ranks with these `numbers` weights
     """
     if plan.zero == 3 or plan.frozen or not numbers:
         return (), ()
@@ -177,9 +177,9 @@ def update_exchanges(numbers, plan, span, placement):
 
 
 def pipeline_exchanges(model, plan, placement):
-    """Return the Exchanges of a micro-batch between stages: a rank sends each stage's result on,
-    and its gradient back. Each tensor rank sends a part, and gathers it again unless they have
-    split sequences.
+    """Return the Exchanges of a micro-batch between stages: a rank sends each stage's output
+    forward, and its gradient back. Each tensor rank sends a part, and then gathers the whole
+    unless sequences are split.
     """
     if plan.pp == 1:
         return ()

@@ -1,5 +1,4 @@
-"""why: where a step's time goes, and over which link. assumptions: what its seconds take for
-granted.
+"""why: where a step's time goes, and over which link. assumptions: what the seconds assume.
 """
 
 from dataclasses import replace
@@ -45,16 +44,16 @@ def slowest_link(span, machine):
 
 
 def why(plan, step, machine, most=3):
-    """Say where most of the step goes: "computing 74%, bubble 9%, tensor by NVLink 7%"."""
+    """Say where most of the step's time goes: "computing 74%, bubble 9%, tensor by NVLink 7%"."""
     return ", ".join(f"{name} {share:.0%}"
                      for name, share in shares(plan, step, machine)[:most] if share >= 0.005)
 
 
 def assumptions(model, plan, machine):
-    """Return [(what the seconds of a step take for granted, the seconds without it)].
+    """Return [(assumption behind the seconds of a step, the seconds without it)].
 
-    Messages hidden behind computing, of the axes that have more than one rank; attention's kernels
-    for H100 and later; and both together, if there are two or more.
+    The assumptions: messages hidden behind computing, of the axes with more than one rank;
+    attention kernels for H100 and later; and all together, if there are two or more.
     """
     ranks = {"data": plan.copies, "tensor": plan.tp, "context": plan.cp, "pipeline": plan.pp}
     messages = HIDDEN[plan.tool]

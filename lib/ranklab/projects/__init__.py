@@ -1,8 +1,8 @@
 """The scenario of each lab: `python -m ranklab.projects.<idea>`, also under torchrun.
 
-Read runner.py first: it runs them all. training.py has what all trainings share. A project's own
-training.py has its settings, its run and its report; labs call `run` and `report` with the
-learner's functions.
+Read runner.py first: it runs them all. training.py has the code that all training runs share. A
+project's own training.py has its settings, its run and its report; labs call `run` and `report`
+with the learner's functions.
 """
 
 __all__ = [

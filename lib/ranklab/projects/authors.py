@@ -1,4 +1,4 @@
-"""Who wrote the functions that a project has run: the learner, or the library in their place."""
+"""Who wrote the functions that a project ran: the learner, or else the library."""
 
 import functools
 
@@ -17,7 +17,7 @@ def _is_library(function):
 def authors(functions):
     """Say which of {name: function} are the learner's and which the library's.
 
-    The report of every project has this sentence.
+    Every project's report has this sentence.
     """
     return authors_of(by_learner(functions), functions)
 

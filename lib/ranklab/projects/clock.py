@@ -1,4 +1,4 @@
-"""Times on ranks: all begin together, and the device has finished when the clock is read."""
+"""Timing on ranks: all start together, and the device has finished when the clock is read."""
 
 import time
 
@@ -9,9 +9,9 @@ from ranklab.engine import device
 
 
 def best_seconds(call, repeats=9):
-    """Return the shortest time of `call()` on this rank: other work of the machine can only add.
+    """Return the shortest time of `call()` on this rank: other load on the machine only adds.
 
-    Collective: every rank must call it, because all begin together.
+    Collective: every rank must call it, because all start together.
     """
     times = []
     for _ in range(repeats + 1):
@@ -24,16 +24,16 @@ def best_seconds(call, repeats=9):
 
 
 def in_turns(calls, rounds, warm_up=4):
-    """Time the calls in rounds of one call each, so that a busy moment hits all of them.
+    """Time the calls in rounds of one call each, so that a busy moment affects all of them.
 
-    Another call is the first in each round.
+    Each round begins with a different call.
     calls: {name: function}
-    warm_up: rounds before, which do not count
+    warm_up: untimed rounds before the timed ones
     Returns: {name: seconds of each call, until the slowest rank is done}
     """
     seconds, names = {name: [] for name in calls}, list(calls)
     for number in range(warm_up + rounds):
-        names = [*names[1:], names[0]]  # what comes first finds colder caches
+        names = [*names[1:], names[0]]  # the first call finds colder caches
         for name in names:
             wait_for_all()
             started = time.perf_counter()
@@ -45,7 +45,7 @@ def in_turns(calls, rounds, warm_up=4):
 
 
 def finish():
-    """Wait until all that was started on this rank's device is done."""
+    """Wait until all work queued on this rank's device is done."""
     if device().type == "cuda":
         torch.cuda.synchronize()  # a kernel's launch returns before the kernel is done
 

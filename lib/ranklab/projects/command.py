@@ -1,7 +1,7 @@
-"""What all entry points share, `ranklab` included: a dataclass as options, refusals, a figure.
+"""Shared by all entry points, `ranklab` included: a dataclass as options, refusals, a figure.
 
-What is wrong with the arguments is one sentence and exit code 2, before anything is launched: see
-the types in basics/options.py, Command.parse, and `refusals` for what the library itself refuses.
+Wrong arguments end the program with one sentence and exit code 2, before anything is launched: see
+the types in basics/options.py, Command.parse, and `refusals` for the library's own refusals.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from ranklab.engine.in_place import is_started_by_another
 from ranklab.engine.launcher import default_ranks
 from ranklab.engine.report import PACKAGE
 
-LAUNCH_LIMIT = 24 * 3600  # seconds: ranks of launch have all their time together
+LAUNCH_LIMIT = 24 * 3600  # seconds: one limit for the whole run of launch's ranks
 COLLECTIVE_LIMIT = 600  # seconds, under torchrun and srun: a dead rank is noticed after it
 PATIENCE = 10  # seconds that other ranks wait for rank 0's sentence; torchrun ends them before
 MOST_RANKS = 1024  # on one machine
@@ -28,7 +28,7 @@ MOST_RANKS = 1024  # on one machine
 # --- the command line -----------------------------------------------------------------------------
 
 class Command(argparse.ArgumentParser):
-    """A command line: of the module `name`, or of "ranklab ..."."""
+    """The command line of the module `name`, or of "ranklab ..."."""
 
     def __init__(self, name, doc, **more):
         prog = name if name.partition(" ")[0] == "ranklab" else f"python -m {name}"
@@ -37,7 +37,7 @@ class Command(argparse.ArgumentParser):
     def add_fields(self, config, *names, without=()):
         """Add an option for each field of a dataclass that option() describes, or for `names` only.
 
-        An option has no default, so that `config` leaves settings as they are if not given.
+        An option has no default, so that `config` keeps the settings that are not given.
         without: names of fields that get no option
         """
         known = {action.dest for action in self._actions}
@@ -60,7 +60,7 @@ class Command(argparse.ArgumentParser):
             self.add_argument(f"--{flag}", dest=field.name, **how)
 
     def parse(self, argv=None):
-        """Parse the options; refuse what does not fit together."""
+        """Parse the options; refuse those that contradict each other."""
         options = self.parse_args(argv)
         values = vars(options)
         if values.get("resume"):
@@ -79,7 +79,7 @@ class Command(argparse.ArgumentParser):
             self.error(f"--resume: there is no checkpoint at {folder}")
 
     def config(self, settings, options):
-        """Return the dataclass `settings`, changed by what was given; refuse what it refuses."""
+        """Return the dataclass `settings`, changed by the options; refuse what it refuses."""
         names = [field.name for field in dataclasses.fields(settings)]
         changes = {name: value for name, value in vars(options).items()
                    if name in names and value is not None}
@@ -89,7 +89,7 @@ class Command(argparse.ArgumentParser):
             self.error(str(error))
 
     def error(self, message):
-        """End the program with exit code 2, and say why."""
+        """End the program with exit code 2 and the reason."""
         _refuse(self.prog, message)
 
 
@@ -121,7 +121,7 @@ def _kind_of(field):
 
 
 def ranks_to_come(ranks=None):
-    """Count the ranks that launch(ranks=ranks) will have: the job's, or as many as it starts."""
+    """Count the ranks that launch(ranks=ranks) will have: the job's, or those that it starts."""
     if is_started_by_another():
         return int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_STEP_NUM_TASKS"])
     return ranks or default_ranks()
@@ -139,9 +139,9 @@ BROUGHT_BY = {name: name for name in (
 def refusals(name):
     """End the program with one sentence and exit code 2 where the block raises a refusal.
 
-    A refusal: a ValueError of the library's own, a file that can't be had, or a package that the
-    lean install leaves out. What a rank raised is the engine's report, with exit code 1. Whatever
-    else is raised is a fault of the program, and passes with its traceback.
+    A refusal: a ValueError of the library's own, a file that can't be opened, or a package that the
+    lean install leaves out. An error on a rank is the engine's report, with exit code 1. Any
+    other error is a fault of the program, and passes with its traceback.
     name: of the program, or of its module
     """
     name = name if " " in name else f"python -m {name}" if "." in name else name
@@ -162,7 +162,7 @@ def refusals(name):
 
 
 def _sentence(error):
-    """Return the sentence of an error of the library's own; None where it is another's."""
+    """Return the sentence of an error that the library raised; None for any other error."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     trace = error.__traceback__
@@ -173,7 +173,7 @@ def _sentence(error):
 
 
 def _refuse(name, message):
-    """End the program with exit code 2, and say why. Other ranks leave that to rank 0."""
+    """End the program with exit code 2 and the reason. Other ranks leave that to rank 0."""
     if not is_main_process():
         time.sleep(PATIENCE)  # torchrun ends all ranks with the first that ends
     print(f"{name}: {message}", file=sys.stderr)
@@ -185,13 +185,13 @@ def _refuse(name, message):
 def time_limit():
     """Return the timeout for launch, in seconds.
 
-    It limits a whole training, or in a job of torchrun or srun each collective.
+    It limits a whole training run, or each collective in a job of torchrun or srun.
     """
     return COLLECTIVE_LIMIT if is_started_by_another() else LAUNCH_LIMIT
 
 
 def say(*texts):
-    """Print on rank 0 those texts that are not empty, each on lines of its own."""
+    """Print on rank 0 the texts that are not empty, each on its own lines."""
     if is_main_process() and any(texts):
         print("\n".join(filter(None, texts)))
 

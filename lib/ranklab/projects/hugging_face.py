@@ -1,4 +1,4 @@
-"""transformers, where it is installed: it asks no network for anything."""
+"""transformers, where it is installed, kept off the network."""
 
 import os
 from importlib.util import find_spec
@@ -8,12 +8,12 @@ INSTALL = ("transformers is not here. After pip install -c constraints.txt -e '.
 
 
 def is_here():
-    """Tell whether transformers is installed; import nothing."""
+    """Return whether transformers is installed; import nothing."""
     return find_spec("transformers") is not None
 
 
 def offline_transformers():
-    """Return the module transformers, which asks no network for anything and keeps quiet."""
+    """Return the module transformers, set to work offline and to print only errors."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers  # seconds, and only here
     from huggingface_hub import constants

@@ -1,7 +1,7 @@
 """One runner for all projects: options from dataclasses, a report, a figure, an exit code.
 
 A project has one frozen dataclass for its command, an Options, and often a second one for its
-training, the settings. Each field is an option: basics/options.py says how it gets its help.
+training, the settings. Each field is an option, whose help comes from basics/options.py.
 """
 
 import functools
@@ -15,7 +15,7 @@ from ranklab.projects.command import MOST_RANKS, Command, refusals, save_figure,
 
 
 class Shown(NamedTuple):
-    """What a project shows."""
+    """The output of a project."""
 
     text: str
     draw: Callable | None = None  # returns the figure for --figure
@@ -26,7 +26,7 @@ class Shown(NamedTuple):
 class Project:
     """A command: `main` parses, refuses, runs, prints and draws.
 
-    act  (options, settings) -> Shown, or its text alone
+    act  (options, settings) -> Shown, or only its text
     """
 
     package: str
@@ -35,7 +35,7 @@ class Project:
     act: Callable
 
     def parse(self, argv=None):
-        """Return (the options, their settings with the changes of the command line)."""
+        """Return (the options, the settings as changed on the command line)."""
         command = Command(self.package, self.doc)
         with refusals(self.package):
             usual = self.options()
@@ -60,9 +60,9 @@ class Project:
 
 
 def run_and_report(run, report, figure=None):
-    """Return the `act` that calls `run` with all options and settings, and shows its report.
+    """Return an `act` that calls `run` with all options and settings, and shows its report.
 
-    figure  (what `run` returned) -> the figure for --figure
+    figure  (result of `run`) -> the figure for --figure
     """
     def act(options, settings):
         arguments = vars(options) | watched() | vars(settings)
@@ -74,7 +74,7 @@ def run_and_report(run, report, figure=None):
 
 
 def watched():
-    """Return the arguments of a long run: a bar in a terminal, and the time limit."""
+    """Return the arguments for a long run: a progress bar in a terminal, and the time limit."""
     return {"progress": sys.stderr.isatty(), "timeout": time_limit()}
 
 
@@ -82,7 +82,7 @@ def watched():
 
 @dataclass(frozen=True)
 class Options:
-    """What a command takes besides the settings of a training."""
+    """The options of a command besides the training settings."""
 
     without: ClassVar = ()  # fields of the settings that are no options
 
@@ -90,7 +90,7 @@ class Options:
         check_options(self)
 
     def settings(self):
-        """Return the settings that the command line changes; None: there are none."""
+        """Return the settings that the command line can change; None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class OnNodes(OnRanks):
 
 @dataclass(frozen=True)
 class Resumed(Options):
-    """A training that goes on from its checkpoint."""
+    """A training run that can be resumed from its checkpoint."""
 
     resume: bool = option(False, "go on from --checkpoint")
 
 
 @dataclass(frozen=True)
 class OnText(Options):
-    """A training on text."""
+    """A training run on text."""
 
     path: str | None = option(None, "a text file, or tokens in a .bin file (uint16)",
                               kind=existing_file, flag="data")

@@ -70,7 +70,7 @@ def mean_losses(losses):
 
 
 def layout_table(rows):
-    """Return what `compare` measured as text: ranks, loss, bytes held and sent.
+    """Format the rows of `compare` as text: ranks, loss, bytes held and sent.
 
     rows  of projects.hybrid.compare.compare
     """
@@ -83,7 +83,7 @@ def layout_table(rows):
 
 
 def hang(tokens):
-    """Return the report of a training in which one rank forgets to average."""
+    """Return the report of a training run in which one rank forgets to average."""
     try:
         launch(train, tokens, STEPS, FORGETFUL, ranks=4, timeout=PATIENCE)
     except HangError as report:

@@ -1,4 +1,4 @@
-"""What projects that train share: the arguments of `run`, the model, and what a step costs."""
+"""Shared by projects that train: the arguments of `run`, the model, and the cost of a step."""
 
 import contextlib
 import functools
@@ -14,21 +14,21 @@ from ranklab.models.gpt import GPT, GPTConfig, count_parameters
 from ranklab.projects.command import LAUNCH_LIMIT
 from ranklab.trainer.text import TextTrainer
 
-# A GPT as large ones are. Its vocabulary is GPT-2's 50257, padded to a multiple of 128: odd sizes
-# leave tensor cores idle. The byte text uses 256 of them; a token costs what it costs in published
+# A GPT like large ones. Its vocabulary is GPT-2's 50257, padded to a multiple of 128: odd sizes
+# leave tensor cores idle. The byte text uses 256 of them; a token costs as much as in published
 # runs.
 large_gpt = functools.partial(GPTConfig, vocab_size=50304, n_ctx=1024, rotary_base=10000.0)
 
 
 @dataclass(frozen=True)
 class Session:
-    """How a training goes: every project's `run` takes these arguments by name.
+    """The settings of a training run: every project's `run` takes these arguments by name.
 
     ranks     None: the ranks of the job, or as many as `launch` starts
-    resume    goes on from the checkpoint
-    until     stops after this step
-    progress  shows a bar
-    timeout   seconds, of `launch`
+    resume    continue from the checkpoint
+    until     stop after this step
+    progress  show a progress bar
+    timeout   for `launch`, in seconds
     """
 
     ranks: int | None = None
@@ -39,10 +39,10 @@ class Session:
 
     @classmethod
     def divide(cls, arguments, parts, config):
-        """Divide the arguments of `run` by their names among a Session, functions and a config.
+        """Divide the arguments of `run` by name among a Session, functions and a config.
 
-        parts   {name: the library's function}; a learner's own takes its place
-        config  a dataclass, which all other arguments change
+        parts   {name: the library's function}; a learner's function replaces it
+        config  a dataclass, whose fields all other arguments change
         Returns (Session, {name: function}, config). Raises TypeError for an unknown name.
         """
         names = {field.name for field in fields(cls)}
@@ -54,18 +54,18 @@ class Session:
         return cls(**session), parts | own, replace(config, **changes)
 
     def launch(self, work, *arguments, **how):
-        """Run work(session, *arguments) on all ranks; return a list, one value a rank."""
+        """Run work(session, *arguments) on all ranks; return a list of one value per rank."""
         return launch(work, self, *arguments, ranks=self.ranks, timeout=self.timeout,
                       stream=self.progress, **how)
 
     def fit(self, trainer):
-        """Train to the end, or to step `until`, from the checkpoint on if wanted: the History."""
+        """Train to the end or to step `until`, resuming if requested; return the History."""
         if self.resume:
             trainer.resume()
         return trainer.fit(self.until)
 
     def train(self, model, text, config, parallel=None):
-        """Train a model on a Text, by one process without `parallel`; return its TextTrainer."""
+        """Train a model on a Text, on one process without `parallel`; return its TextTrainer."""
         trainer = TextTrainer(model, text, config, device(), parallel=parallel,
                               progress=self.progress)
         self.fit(trainer)
@@ -73,7 +73,7 @@ class Session:
 
 
 def trained_alone(model, text, config, parallel=None, progress=False):
-    """Train a model without a checkpoint, by one process without `parallel`; return its trainer."""
+    """Train a model without a checkpoint, on one process without `parallel`; return its trainer."""
     return Session(progress=progress).train(model, text, replace(config, checkpoint=None), parallel)
 
 
@@ -85,7 +85,7 @@ def new_model(shape, where="cpu"):
 
 
 def must_divide(ranks, **sizes):
-    """Raise ValueError where this many ranks do not divide one of the sizes, {name: number}."""
+    """Raise ValueError if the number of ranks does not divide each of the sizes, {name: number}."""
     for name, size in sizes.items():
         if size % ranks:
             raise ValueError(f"{ranks} ranks must divide {name}={size}")
@@ -101,9 +101,9 @@ def sent_in_a_step(trainer, *names):
 def counted_step(trainer, optimizer, look, bytes_of=lambda memory: memory.total, **held):
     """Do one more step; return ([look() before each optimizer step], peak bytes, bytes sent).
 
-    bytes_of  Memory -> the bytes that count for the peak. It is taken on rank 0 alone, whose
-              numbers are shown: it makes every op slower. A GPU counts its peak itself
-    held      what MemoryCurve is told: shards=, gathered=, communication=
+    bytes_of  Memory -> the bytes that count for the peak. It is measured only on rank 0, whose
+              numbers are shown, because it slows every op. A GPU counts its peak itself
+    held      arguments of MemoryCurve: shards=, gathered=, communication=
     """
     looks, curve, on_gpu = [], None, device().type == "cuda"
     hook = optimizer.register_step_pre_hook(lambda *_: looks.append(look()))
@@ -119,17 +119,17 @@ def counted_step(trainer, optimizer, look, bytes_of=lambda memory: memory.total,
 
 
 def median_speed(history):
-    """Return the median of all stretches that were logged; NaN without any."""
+    """Return the median speed of all logged intervals; NaN without any."""
     return statistics.median([speed for speed in history.speed if speed] or [float("nan")])
 
 
 def fit_counted(trainer, count, until=None):
-    """Train to the end, or to step `until`; return (what count() returns, the score at the end).
+    """Train to the end, or to step `until`; return (the result of count(), the score at the end).
 
-    count  does one step and counts. It is the second one: the first makes the optimizer's state,
+    count  does and counts one step, the second one: the first creates the optimizer's state,
            and shows a sharded model the order of its parts
-    Returns None for what is missing: costs of fewer than three steps, and the score of a training
-    that a SIGTERM has stopped, because then there is no time left.
+    Returns None for a missing value: the costs if there are fewer than three steps, the score if
+    a SIGTERM stopped the run, because then there is no time left.
     """
     costs, score, last = None, None, trainer.schedule.steps
     if min(until or last, last) - trainer.steps_done > 2:
@@ -142,7 +142,7 @@ def fit_counted(trainer, count, until=None):
 
 
 def model_line(shape):
-    """Describe a GPT in a line of a report."""
+    """Describe a GPT in one line for a report."""
     return (f"model     {count_parameters(shape):,} parameters: {shape.n_layer} layers, "
             f"{shape.n_head} heads, width {shape.n_embd}, {shape.n_ctx} tokens, "
             f"V={shape.vocab_size}")

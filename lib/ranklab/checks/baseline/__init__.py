@@ -1,6 +1,6 @@
 """Lab 01's checks: counting FLOPs and bytes, accumulating, recomputing, scaling.
 
-    counting.py              formulas beside what torch counts
+    counting.py              formulas against torch's counts
     accumulate_gradients.py  a big batch in pieces against the batch in one piece
     checkpointed.py          checkpointed layers against plain ones
     frugal_gradients.py      the smallest peak for a given step

@@ -1,4 +1,4 @@
-"""accumulate_gradients, beside one backward of the whole batch."""
+"""accumulate_gradients, compared with one backward of the whole batch."""
 
 import functools
 from typing import NamedTuple

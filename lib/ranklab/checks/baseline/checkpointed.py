@@ -1,4 +1,4 @@
-"""checkpointed, beside the same layers run plainly."""
+"""checkpointed, compared with the same layers run plainly."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ class Layers(NamedTuple):
 
 
 class Layer(nn.Module):
-    """Something to recompute: weights, one frozen, dropout, three inputs, perhaps two outputs."""
+    """A layer to recompute: weights, one frozen, dropout, three inputs, one or two outputs."""
 
     def __init__(self, dropout, two_outputs):
         super().__init__()

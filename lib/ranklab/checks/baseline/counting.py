@@ -1,4 +1,4 @@
-"""The formulas, each beside what torch counts in a real step: transformer_flops, mfu,
+"""The formulas, each compared with torch's counts in a real step: transformer_flops, mfu,
 model_state_bytes, activation_bytes.
 """
 
@@ -41,7 +41,7 @@ def counted_flops(config, batch, seq, backward=True):
 
 
 def told(number, unit, more=lambda got, due: ""):
-    """Return a number with its unit, and with what `more` says about it."""
+    """Return a number with its unit, and with the remark of `more` about it."""
     def tell(got, due):
         return (f"{shown(got, 10)} {unit}, not {shown(due, 10)}{more(got, due)}"
                 if isinstance(got, float) else "")
@@ -272,7 +272,7 @@ STATE = Proof(
 # --- activation_bytes -----------------------------------------------------------------------------
 
 class Kept(NamedTuple):
-    """A forward of two depths: the difference is what a block keeps, and the rest the ends."""
+    """A forward at two depths: a block keeps the difference, and the ends keep the rest."""
 
     batch: int
     seq: int

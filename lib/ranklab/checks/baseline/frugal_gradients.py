@@ -1,4 +1,4 @@
-"""The check of frugal_gradients: the plain step's gradient, at what peak and for how much work."""
+"""The check of frugal_gradients: the plain step's gradient, the peak memory, and the work."""
 
 import dataclasses
 from functools import partial
@@ -74,7 +74,7 @@ def check_frugal_gradients(frugal_gradients):
 
 
 def _compare_step(case, step, make_model, inputs, targets):
-    """step(model, inputs, targets), twice, did what one backward does, and changed nothing else."""
+    """Check that step(model, inputs, targets), twice, did one backward's work and nothing else."""
     model, oracle, x, y = make_model(), make_model(), inputs.clone(), targets.clone()
     right, weights = oracle(inputs, targets), [p.detach().clone() for p in model.parameters()]
     right.backward()
@@ -111,13 +111,13 @@ def _step(frugal_gradients, model, inputs, targets):
 
 
 def _parts(model):
-    """What of a model must be the same afterwards, beside its weights."""
+    """Return everything besides a model's weights that must be unchanged afterwards."""
     return [(name, [*value] if isinstance(value, dict) else value) for module in model.modules()
             for name, value in vars(module).items()] + [p.requires_grad for p in model.parameters()]
 
 
 def _measured(step, config, rows):
-    """(FLOPs, the most bytes that live beside what lived before) of step(model, inputs, targets)"""
+    """Return (FLOPs, peak bytes on top of what was held before) of step(model, inputs, targets)."""
     model, flops = _model(config), []
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
@@ -146,7 +146,7 @@ def _score(frugal_gradients, name, config, rows, library_peak):
 
 
 def least_bytes(config):
-    """Count what one row keeps when each block keeps its input, and one block all that it needs."""
+    """Count one row's bytes when each block keeps its input, and one block all that it needs."""
     one = dataclasses.replace(config, n_layer=1)
     inputs = baseline.activation_bytes(config, 1, config.n_ctx, recompute=True)
     a_block = baseline.activation_bytes(one, 1, config.n_ctx)

@@ -1,4 +1,4 @@
-"""scale_loss, beside torch.amp.GradScaler: what the optimizer gets and the next scale."""
+"""scale_loss, compared with torch.amp.GradScaler: the optimizer's gradients and the next scale."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ STEPS = tuple(f"step {number}, gradients x {first:g} and x {second:g}"
 
 
 class Run(NamedTuple):
-    """The first steps of a run, from a state on."""
+    """The first steps of a run, starting from a given state."""
 
     state: LossScale
     steps: int

@@ -1,4 +1,4 @@
-"""A batch and what a step on it gives: what three checks of lab 01 share."""
+"""A batch and the results of a step on it, shared by three checks of lab 01."""
 
 import contextlib
 from numbers import Real
@@ -14,7 +14,7 @@ from ranklab.checks.trial import is_near
 def one_thread():
     """Limit torch to one thread inside the block.
 
-    For matrices as small as these a second thread costs more than it gives.
+    For matrices as small as these, a second thread costs more than it gains.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -44,14 +44,14 @@ def told_gradients(model):
 
 
 def number_of(loss):
-    """Return a loss as a number, whatever holds it; what is no number stays as it is."""
+    """Return a loss as a number, whatever holds it; anything else is returned unchanged."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.item()
     return float(loss) if isinstance(loss, Real) else loss
 
 
 def times_right(got, due):
-    """Return by which factor a gradient is wrong, where it is one."""
+    """Return the factor by which a gradient is wrong, if it is wrong by a factor."""
     if not isinstance(due, torch.Tensor) or not isinstance(got, torch.Tensor) or (
             got.shape != due.shape or not due.any()):
         return ""

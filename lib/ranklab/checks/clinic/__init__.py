@@ -1,11 +1,11 @@
 """The exercises and predictions of lab 16, in the order of the lab; the checks of all programs.
 
-    runs.py      how each mended program is run and compared; read it first
+    runs.py      how each fixed program is run and compared; read it first
     hangs.py, slowdowns.py, silent_errors.py, sharding.py, run_state.py
                  the checks of the programs in clinic/, in files of the same names
     detectors.py the checks of the four detectors
     causes.py    the predictions: which cause is it, and what speaks against the others?
-    bugs.py      exercises and predictions by name, for the labs that ask them
+    bugs.py      exercises and predictions by name, for the labs that use them
 """
 
 from ranklab.checks.clinic.bugs import exercises, predictions

@@ -1,6 +1,6 @@
-"""The clinic's exercises and predictions by name, for the labs that ask them.
+"""The clinic's exercises and predictions by name, for the labs that use them.
 
-A program of the clinic is asked in lab 16, or as a bug of the lab whose idea it breaks.
+A program of the clinic is an exercise of lab 16, or a bug of the lab whose idea it breaks.
 """
 
 import functools
@@ -27,7 +27,7 @@ def predictions(*names):
 
 
 def _to_fix(exercise):
-    """The exercise; its program as it was found is refused at once, and its cause is not told."""
+    """Return the exercise: the unchanged program is refused at once, without naming its cause."""
     case = CASE.get(exercise.name)
     if case is None:
         return exercise

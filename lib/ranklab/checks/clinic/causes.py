@@ -10,7 +10,7 @@ from ranklab.clinic.all_cases import CASE
 def _cause_of(name, *against, why, hint):
     """The Prediction of the right number in case.choices.
 
-    against  for each wrong cause, in the order of case.causes: what was measured that it can't
+    against  for each wrong cause, in the order of case.causes: a measurement that it can't
              explain
     """
     case = CASE[name]

@@ -1,4 +1,4 @@
-"""The checks of the four detectors that the learner writes: what they must find, and must not."""
+"""The checks of the four detectors that the learner writes: what they must and must not find."""
 
 import copy
 import random

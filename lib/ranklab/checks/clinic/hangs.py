@@ -37,7 +37,7 @@ SLIPS_OF_OWNERS = (
 
 
 def _momentum(optimizer):
-    """How many numbers of momentum an optimizer keeps here."""
+    """Return how many momentum elements an optimizer keeps on this rank."""
     return sum(value.numel() for state in optimizer.state.values()
                for name, value in state.items() if name == "momentum_buffer")
 
@@ -76,7 +76,7 @@ GRIDS = [lambda size, _, tensor=tensor, own=own: own | {"tensor": tensor[size - 
 
 
 def _groups_in_order(run, place, tensor):
-    """Of each all-reduce of a rank, whether it is in its row or its column."""
+    """Return for each all-reduce of a rank whether it is in its row or its column."""
     first = place // tensor * tensor
     row = run.members[first:first + tensor]
     return ["rows" if op.group == row else "columns" for op in run.found[place].watched.ops
@@ -84,7 +84,7 @@ def _groups_in_order(run, place, tensor):
 
 
 def _one_replica(size, settings):
-    """It takes the batches of all."""
+    """Return the edits by which one replica takes the batches of all."""
     of_all = 16 * size // settings["tensor"]
     return ("start = 16", f"start = {of_all}",
             "x[start:start + 16]", f"x[start:start + {of_all}]",
@@ -92,7 +92,7 @@ def _one_replica(size, settings):
 
 
 def _as_on_a_grid(run, tensor):
-    """What each rank has of the training in one replica."""
+    """Return each rank's part of the training run in one replica."""
     first, second = run.one["weights"]
     for place in range(run.size):
         replica, shard = divmod(place, tensor)

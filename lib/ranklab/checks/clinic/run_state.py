@@ -1,4 +1,4 @@
-"""The checks of clinic/run_state.py: a run goes wrong midway, or goes on wrongly after a stop."""
+"""The checks of clinic/run_state.py: a run goes wrong midway, or resumes wrongly after a stop."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ STUCK_HERE = "All ranks that are there must make the same calls."
 
 
 def _runs(program, answer, situations, one, stuck=STUCK_HERE):
-    """Return the runs of {what to call it: settings}, each on all ranks, then in groups."""
+    """Return the runs of {name: settings}, each on all ranks, then in groups."""
     cases = [(groups, settings, name) for groups in (FOUR, GROUPS)
              for name, settings in situations.items()]
     return runs(program, answer, *cases, one=one, failures={STUCK: stuck})
@@ -86,7 +86,7 @@ def check_half_digits(half_digits):
 
 @contextlib.contextmanager
 def _peak():
-    """`bytes` of it is the largest sum of what lived at once."""
+    """Measure the peak; its `bytes` is the largest sum of bytes alive at once."""
     seen = SimpleNamespace()
     with MemoryCurve(nn.Identity()) as curve:
         yield seen
@@ -122,7 +122,7 @@ def check_validated_digits(validated_digits):
 # --- a shard --------------------------------------------------------------------------------------
 
 def _stores():
-    """{what was done to the shards: {"shards": them}}"""
+    """Return {what was done to the shards: {"shards": the result}}."""
     whole, end = stored_shards(()), 32 * 128 + SIZE
     label = whole[5].content[end - 7] ^ 1  # still one of 0 to 9
     hard = bytearray(whole[2].content)

@@ -1,14 +1,14 @@
-"""The one way in which the clinic's checks run a mended program, and compare it.
+"""The one way in which the clinic's checks run a fixed program, and compare it.
 
     for run in runs(program, trainings.long_steps, LAB, (GROUPS, {"most": 1000})):
         run.equal(run.one, slips=(Slip("The sentence.", (old, new)), ...))
 
-What runs   the program as in the lab, and then with hidden settings: these have the same disease at
-            another place, since the cause is to be mended
+What runs   the program as in the lab, and then with hidden settings: these have the same disease in
+            a different place, since the cause is to be fixed
 Where       on the lab's four ranks; then in groups of one, two or three of them
-Beside      the library's program on one rank: the same training in one process. Where its data
+Against     the library's program on one rank: the same training in one process. Where its data
             depend on the number of ranks, edits make that rank do the work of all
-Slips       edits of the library's program, too: the sentence of one is said where these very ranks
+Slips       edits of the library's program as well: a slip's sentence is told if these very ranks
             return the same numbers with its first program
 """
 
@@ -44,7 +44,7 @@ ELSEWHERE = ("The four ranks of the lab were right. Here the ranks are others: w
 
 
 class Returned(dict):
-    """What a rank returned; `watched` is what was seen of it meanwhile."""
+    """A rank's results; `watched` is what was observed meanwhile."""
 
     def part(self, *names):
         return {name: self[name] for name in names}
@@ -55,7 +55,7 @@ class Returned(dict):
 
 @dataclass(frozen=True)
 class Run:
-    """What the ranks of a group returned in one situation."""
+    """The results of a group's ranks in one situation."""
 
     members: tuple
     told: str  # the settings, or their name
@@ -81,17 +81,17 @@ class Run:
         return f"{of}{group}{self.told}"
 
     def alone(self, edits=(), **settings):
-        """Run like `one`, with edits and settings that follow from what was found."""
+        """Run like `one`, with edits and settings that follow from the results found."""
         [[found]] = self.launched([((0,), self.settings | settings, edited(self.answer, edits))])
         return found
 
     def awaited(self):
-        """Check that every rank waited for all that it had begun; raise Mistake if not."""
+        """Check that every rank waited for all messages that it began; raise Mistake if not."""
         for place, found in enumerate(self.found):
             all_awaited(found.watched.missing, self.at(place))
 
     def equal(self, right, slips=(), hint=SAME, of=lambda found: found, **on_the_way):
-        """Check that all ranks returned what is right, but for rounding; raise Mistake if not.
+        """Check that all ranks returned the right results, up to rounding; raise Mistake if not.
 
         right: {name: numbers}, or a list with one for each rank; what else is returned is not asked
         slips: Slips; the first that gives these numbers is named
@@ -149,7 +149,7 @@ def runs(program, answer, *situations, one=lambda size, settings: ((), {}), watc
 
 
 def _jobs_of_one(answer, situations, one):
-    """The work of each group of each situation for one rank; four ranks do it side by side."""
+    """Return the work of each group in each situation for one rank; four ranks run side by side."""
     jobs = []
     for groups, given, *_ in situations:
         for size in map(len, groups):
@@ -170,7 +170,7 @@ def _launched(watch, exact, jobs):
 
 @contextlib.contextmanager
 def _later_calls(jobs):
-    """Add to the report of a hang that a rank may be in another call than the others."""
+    """Add to the report of a hang that a rank may be in a different call than the others."""
     try:
         yield
     except Mistake as mistake:
@@ -252,7 +252,7 @@ def flat(value):
 
 
 def near(got, right, through=torch.float32, roundings=NEAR):
-    """Return whether `got` and `right` have equally many numbers and differ only by rounding.
+    """Return whether `got` and `right` have the same size and differ only by rounding.
 
     See trial.is_near().
     """
@@ -260,7 +260,7 @@ def near(got, right, through=torch.float32, roundings=NEAR):
 
 
 def _differs(found, right, on_the_way, names=None):
-    """The first name under which another value is found; None where there is none."""
+    """Return the first name whose value differs; None if there is none."""
     return next((name for name in names or right
                  if not near(found[name], right[name], **on_the_way)), None)
 

@@ -1,4 +1,4 @@
-"""The checks of clinic/sharding.py, in float64: results may differ as far as float32 rounds."""
+"""The checks of clinic/sharding.py, in float64: results may differ by float32's rounding."""
 
 import contextlib
 from functools import partial
@@ -20,8 +20,8 @@ IN_GROUPS = "in groups of 1 and 3 ranks"  # it does not end
 
 
 def _runs(program, answer, *settings, groups=(FOUR, GROUPS, FOUR), **options):
-    """The runs in float64. A group of three has another seed than one of one, and so other rows:
-    that shows what comes from the other group.
+    """Return the runs in float64. A group of three has a different seed than a group of one, and so
+    different rows: that shows values that come from the other group.
     """
     return runs(program, answer, *(zip(groups, settings)), exact=True, **options)
 
@@ -30,7 +30,7 @@ def _runs(program, answer, *settings, groups=(FOUR, GROUPS, FOUR), **options):
 
 @contextlib.contextmanager
 def _masks():
-    """What F.dropout multiplies with."""
+    """Record the factors that F.dropout multiplies by."""
     masks, dropout = [], F.dropout
 
     def noting(input, p=0.5, training=True, inplace=False):
@@ -170,7 +170,7 @@ OTHERS = "The others are kept in memory, and no step changes them."
 
 
 def _given(optimizer):
-    """How many parameters an optimizer has."""
+    """Return how many parameters an optimizer has."""
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 

@@ -1,4 +1,4 @@
-"""The checks of clinic/silent_errors.py: trainings that run to the end and are wrong."""
+"""The checks of clinic/silent_errors.py: training runs that finish and are wrong."""
 
 import textwrap
 
@@ -43,7 +43,7 @@ def check_long_steps(program):
 
 
 def _first_weights(seed):
-    """What a process with this seed begins with: as rank 0, and without the eight examples."""
+    """Return the first weights with this seed: as rank 0, and without the eight examples."""
     for draws in (True, False):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -68,7 +68,7 @@ ONE_DRAWS = "All ranks begin with the weights that one of them draws."
 
 
 def check_saved_model(program):
-    """Check that all ranks have one model, from the start, and also one mean."""
+    """Check that all ranks have the same model from the start, and the same mean."""
     for run in runs(program, trainings.saved_model, LAB, (GROUPS, _seeds), one=None):
         first, *_ = run.found
         moved = [each["weights"] - each["start"] for each in run.found]

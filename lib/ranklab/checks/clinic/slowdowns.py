@@ -1,4 +1,4 @@
-"""The checks of clinic/slowdowns.py: equal to one process, and what is sent and computed."""
+"""The checks of clinic/slowdowns.py: results equal to one process, bytes sent, work computed."""
 
 import contextlib
 import textwrap
@@ -28,7 +28,7 @@ STILL = ("Something is still sent with every micro-batch: all ranks wait for eac
 
 
 def _sends_once(where, found):
-    """One gradient in a step, and the loss; by as many calls as there are parameters at most."""
+    """Check that a step sends one gradient and the loss, in at most one call per parameter."""
     steps, sizes = len(found["losses"]), [weight.nbytes for weight in found["weights"].values()]
     sent = [op.payload_bytes for op in found.watched.ops if op.name not in ("broadcast", "barrier")]
     wanted = steps * (sum(sizes) + 64)
@@ -65,7 +65,7 @@ LONG = ("Share out the tokens, padding included, or the FLOPs, in training and i
 
 @contextlib.contextmanager
 def work_counted():
-    """Count what goes through models of one layer while the block runs, with and without gradients.
+    """Count the work of one-layer models while the block runs, with and without gradients.
 
     Yields: {"tokens", "FLOPs": a Counter of {is it training?: the number}}
     """
@@ -102,7 +102,7 @@ def check_train_on_functions(program):
 
 
 def _largest_share(run, of, is_training):
-    """(by how much a rank has more than its fair share, the rank)"""
+    """Return (the largest excess over a fair share, its rank)."""
     fair = run.one.watched[of][is_training] / run.size
     return max((found.watched[of][is_training] / fair, run.at(place))
                for place, found in enumerate(run.found))

@@ -1,10 +1,10 @@
 """The exercises and predictions of lab 15, in the order of the lab.
 
-    torchrun.py   two jobs, and what torchrun and its ranks would be told
+    torchrun.py   two jobs, and the options and variables that torchrun and its ranks would get
     batch_run.py  a batch script, run by a shell with stand-ins for Slurm's commands
-    findings.py   a value that is compared, with details that are told
+    findings.py   a value that is compared, with details to report
 
-Then the exercise's own file. sick_rank_alarm is open and has a score, and so a check of its own.
+Then the exercise's own file. sick_rank_alarm is open and has a score, so it has its own check.
 """
 
 from ranklab.checks.cluster.alarm import ALARM

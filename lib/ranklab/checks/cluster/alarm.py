@@ -1,4 +1,4 @@
-"""The check of sick_rank_alarm, the open exercise: recordings that the lab has not shown."""
+"""The check of sick_rank_alarm, the open exercise, on recordings that the lab has not shown."""
 
 import numbers
 import secrets
@@ -55,7 +55,7 @@ def check_sick_rank_alarm(sick_rank_alarm):
 
 
 def _obeys(alarm, run):
-    """Each answer for one run is a rank or None."""
+    """Check that each answer for one run is a rank or None."""
     ranks = run.metrics[SECONDS].shape[1]
     for end in (1, 2, *range(5, len(run.metrics[SECONDS]), 7)):
         given = {name: each[:end].copy() for name, each in run.metrics.items()}

@@ -1,4 +1,4 @@
-"""A batch script's options are read; it is run by a shell, with stand-ins for Slurm's commands."""
+"""Read a batch script's options, and run it in a shell, with stand-ins for Slurm's commands."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ esac
 def options(words):
     """Parse the words into {--option: value}, with "=" or a blank between option and value.
 
-    Under "" stands the last of all other words.
+    The key "" has the last of all other words.
     """
     found, name = {}, ""
     for word in words:
@@ -51,7 +51,7 @@ def header(script):
 def run(script, job, number=4711, restarts=None, code=0):
     """Run the job's script with stand-ins for Slurm's commands, and return what it did.
 
-    number, restarts: of the job, as Slurm tells it
+    number, restarts: of the job, as Slurm would set them
     code: srun's exit code
     Returns: a namespace of its exit code, srun's words and variables, the number of the job that is
              requeued, whether torchrun ran without srun (alone), and what it printed (said)
@@ -78,7 +78,7 @@ def run(script, job, number=4711, restarts=None, code=0):
 
 
 def _run(script, folder, environment):
-    """(exit code, the end of what it prints); nothing of the script is left running."""
+    """Return (exit code, the end of its output); leave nothing of the script running."""
     (folder / "job.sh").write_text(script)
     shell = "sh" if re.match(r"#!\s*\S*/(env +)?(sh|dash)\b", script) else "bash"
     with open(folder / "said", "w+", encoding="utf-8") as said:

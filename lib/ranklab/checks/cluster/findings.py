@@ -1,4 +1,4 @@
-"""What a check finds in a script or a rule, with details that are told where it is not right."""
+"""A check's findings in a script or a rule, with details to report where a value is wrong."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from ranklab.checks.prover import Told
 
 @dataclass(frozen=True)
 class Finding:
-    """A value that is compared, and details that are not: what the shell says, say."""
+    """A value that is compared, and details that are not, such as the shell's output."""
 
     value: Any
     details: str = field(compare=False)

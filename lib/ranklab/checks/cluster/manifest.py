@@ -1,4 +1,4 @@
-"""train_job_manifest: by the CRDs' schemas, and field by field."""
+"""train_job_manifest: compared with the CRDs' schemas, and field by field."""
 
 import re
 from dataclasses import replace

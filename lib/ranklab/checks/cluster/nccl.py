@@ -26,10 +26,10 @@ ROCE_ON_ONE = (Hca("mlx5_0", 400, "Ethernet"), *COMPUTE[1:])
 
 
 class Case(NamedTuple):
-    """A topology, and what must be set for it.
+    """A topology, and the variables that must be set for it.
 
     interfaces  "eth1 eth2": names that NCCL_SOCKET_IFNAME must select
-    hcas        the ports that NCCL_IB_HCA must select, or the NCCL_NET that is not IB
+    hcas        the ports that NCCL_IB_HCA must select, or an NCCL_NET other than IB
     others      further variables
     """
 
@@ -116,7 +116,7 @@ def _see(fn, case):
 
 
 def _selection(topology, value, kind, wanted):
-    """Return what is wrong with the devices that `value` selects of those that are up."""
+    """Return what is wrong with the devices that `value` selects among those that are up."""
     if not value:
         return finding("not set", f"not set; it is to select {', '.join(wanted)}")
     more, less = [], []

@@ -1,6 +1,6 @@
-"""read_nccl_log: logs that are written here, as NCCL would, and captured ones.
+"""read_nccl_log: logs written here as NCCL would write them, and captured ones.
 
-The lines of all processes are mixed, with other text between them; their forms are those of
+The lines of all processes are mixed, with other text between them; their formats are listed in
 ranklab.cluster.nccl_log.
 """
 
@@ -17,7 +17,7 @@ from ranklab.cluster.nccl_log import NcclLog, read_log, read_nccl_log
 
 def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA", silent=(),
             warns=(), seed=0):  # fmt: skip
-    """Write what the ranks of a job print; return (text, its NcclLog).
+    """Write the output of a job's ranks; return (text, its NcclLog).
 
     local: ranks of a host; pids are the same on all hosts
     silent: hosts whose lines are lost
@@ -55,8 +55,8 @@ def _children(ring, rank):
 
 
 def _opened(own, links, link, host, local, vias):
-    """Both ends of a link print it, each with its own card, and the sender prints more; a lost host
-    prints nothing.
+    """Return the lines about a link: both ends print it, each with its own card, and the sender
+    prints more; a lost host prints nothing.
     """
     (channel, source, target), (network, inside, gdr) = link, vias
     crosses = host[source] != host[target]
@@ -87,8 +87,8 @@ def _mixed(own, host, local, warns, chance):
 def turning(ranks, local, channels):
     """Make {channel: ring} of nodes with `local` ranks.
 
-    A ring runs through a node, then leaves it. In each channel it begins elsewhere; in odd channels
-    it goes down.
+    A ring runs through a node, then leaves it. Each channel starts at a different rank; in odd
+    channels ranks descend.
     """
     found = {}
     for turn in range(channels):
@@ -129,10 +129,10 @@ CAPTURED = {  # name: what is known of it
 
 
 class Case(NamedTuple):
-    """A log, and what it tells.
+    """A log, and its right reading.
 
     make    () -> (text, its NcclLog)
-    fields  of NcclLog that are looked at
+    fields  of NcclLog that are compared
     """
 
     name: str
@@ -189,7 +189,7 @@ def _see(fn, case):
 
 
 def _plain(value):
-    """Return lists as tuples, keys in order, and no channels without anything in them."""
+    """Return lists as tuples, keys in order, without empty channels."""
     if isinstance(value, dict):
         return {key: _plain(value[key]) for key in sorted(value, key=str)
                 if value[key] not in ({}, (), [])}
@@ -197,7 +197,7 @@ def _plain(value):
 
 
 def as_written(text):
-    """Return what the text was written from."""
+    """Return the NcclLog from which the text was written."""
     logs = (case.make() for case in (*WRITTEN, *FROM_FILES, *OTHERS))
     return next(log for each, log in logs if each == text)
 

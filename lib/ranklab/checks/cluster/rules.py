@@ -117,7 +117,7 @@ def _see(fn, story):
 
 
 def _truth(story, end):
-    """Return the series TRUTH of the alerts that are wanted."""
+    """Return the series TRUTH of the wanted alerts."""
     series = {}
     for labels, onset, until in story.wanted:
         start, stop = 60 * onset + 30 * story.args[1], 60 * until if until else end + SCRAPE
@@ -127,13 +127,13 @@ def _truth(story, end):
 
 
 def by_truth(limit, minutes):
-    """Return the rule that asks what should be there; a learner's can't know the name."""
+    """Return a rule on the series TRUTH, whose name a learner's rule can't know."""
     return {"alert": "Wanted", "expr": TRUTH, "labels": {"severity": "page"},
             "annotations": {"all": "{{ $labels.run }} {{ $labels.rank }} {{ $value }}"}}
 
 
 def _findings(story, at, times, end, reader):
-    """Return {alert: when it is there, beside when it should be}; what is left is a false alarm.
+    """Return {alert: when it fires, and when it should}; the remaining alerts are false alarms.
 
     at  {labels: minutes at which the alert fires}
     """
@@ -177,7 +177,7 @@ def _false_alarm(at, end, reader):
 
 
 class _Reader:
-    """What the parts of an expression give at a time."""
+    """Reads the values of an expression's parts at a given time."""
 
     def __init__(self, node, series):
         self.node, self.series = node, series
@@ -191,7 +191,7 @@ class _Reader:
         return finding(f"{value}: {word}", f"{details}; {text}")
 
     def read(self, node, t):
-        """Return (a word for what is seen, a sentence)."""
+        """Return (a word for the observation, a sentence)."""
         if type(node).__name__ == "ParenExpr":
             return self.read(node.expr, t)
         names = {dict(labels)["__name__"] for labels in self.series}
@@ -216,7 +216,7 @@ class _Reader:
 
 
 def _about(x):
-    """Return the power of 2 that is nearest: another range or window does not change it."""
+    """Return the nearest power of 2: a different range or window does not change it."""
     return f"2^{round(math.log2(x))}" if 0 < x < math.inf else f"{x:g}"
 
 
@@ -248,7 +248,7 @@ def _placed(name, texts):
 
 
 class RuleProof(Proof):
-    """A Proof that needs what reads PromQL."""
+    """A Proof that needs the PromQL parser."""
 
     def prove(self, fn):
         expect(not missing(), missing(), "Without it the check can't judge a rule.")

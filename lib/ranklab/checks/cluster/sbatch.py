@@ -1,4 +1,4 @@
-"""sbatch_script: its options are read, and its text is run by a shell."""
+"""sbatch_script: its options are parsed, and its text is run by a shell."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ TORCHRUN_OPTIONS = "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-id"
 
 
 class Start(NamedTuple):
-    """A script that runs as some jobs, which may share a host; srun ends with 0."""
+    """A script that runs as several jobs, which may share a host; srun exits with 0."""
 
     job: Job
     numbers: tuple
@@ -27,7 +27,7 @@ class Start(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A script whose srun ends with 7 after so many requeues; None: the variable is not set."""
+    """A script whose srun exits with 7 after this many requeues; None: the variable is not set."""
 
     job: Job
     requeues: int | None

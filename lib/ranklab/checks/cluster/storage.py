@@ -1,4 +1,4 @@
-"""storage_plan: beside the same in plain formulas."""
+"""storage_plan: compared with plain formulas."""
 
 from typing import NamedTuple
 

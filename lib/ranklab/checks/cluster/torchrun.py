@@ -1,4 +1,4 @@
-"""What the checks of jobs share: two jobs, and what torchrun and its ranks would be told."""
+"""Shared by the checks of jobs: two jobs, and the settings of torchrun and its ranks."""
 
 import contextlib
 import io
@@ -17,12 +17,12 @@ NAMES = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TORCH_ELASTIC_SHUTDOWN_TIME
 
 
 def rank_environment(job, environment):
-    """Return {name: text} of what the job's ranks must find; None where it is not set."""
+    """Return {name: text} of the variables that the job's ranks must find; None: not set."""
     return {name: environment.get(name) for name in (*dict(job.environment), *NAMES)}
 
 
 def torchrun_options(words, names):
-    """Return {what is looked at: value} of torchrun's own reading of `words`, and the endpoint."""
+    """Return {setting: value} as torchrun itself parses `words`, and the endpoint."""
     from torch.distributed.run import get_args_parser
 
     told = io.StringIO()

@@ -1,7 +1,7 @@
 """The exercises and predictions of lab 02, in the order of the lab.
 
-    inputs.py        inputs, and what one call of a verb shows
-    ring.py          reduce-scatter, all-gather, all-reduce round a ring
+    inputs.py        inputs, and the observations of one call of a verb
+    ring.py          reduce-scatter, all-gather, all-reduce around a ring
     tree.py          few steps: broadcast by doubling, all-reduce by doubling
     groups.py        parameter server and hierarchical all-reduce
     cost.py          the alpha-beta model

@@ -1,4 +1,4 @@
-"""all_to_all_v: right for any lengths, with few messages; at the end it prints the score."""
+"""all_to_all_v: right for any lengths, with few messages; the score is printed at the end."""
 
 from functools import partial
 from typing import NamedTuple
@@ -47,7 +47,7 @@ class Case(NamedTuple):
 
 
 def sender_and_receiver(turn, got, due):
-    """Return whose piece this is, by its values: they tell i and j, also in bfloat16."""
+    """Return whose piece this is: its values encode i and j, even in bfloat16."""
     if not isinstance(got, torch.Tensor) or not got.numel():
         return ""
     codes = {int(value) // 4 - turn - 1 for value in got.flatten().tolist() if 4 <= value < 256}
@@ -86,7 +86,7 @@ def _seen(fn, case, ranks, turn):
 
 
 def without_steps(x):
-    """Return a view of one element without its step: with it, it does not travel from a rank."""
+    """Return a view of one element without its stride, with which a rank could not send it."""
     return x.as_strided((1,), (1,)) if isinstance(x, torch.Tensor) and x.shape == (1,) else x
 
 
@@ -106,7 +106,7 @@ def _score(fn):
 
 
 class Scored(Proof):
-    """When all stages hold, it prints what the function's messages cost by the model."""
+    """A Proof that, when all stages hold, prints the modelled cost of the function's messages."""
 
     def prove(self, fn):
         yield from super().prove(fn)

@@ -15,7 +15,7 @@ ODD_ROUNDS = "rounds if R == 2**rounds else rounds + 1"
 
 
 def outcome(errors, fn, *args):
-    """Return what fn(*args) gives, or which of these errors it raises."""
+    """Return the result of fn(*args), or which of these errors it raises."""
     try:
         return fn(*args)
     except errors as error:
@@ -25,7 +25,7 @@ def outcome(errors, fn, *args):
 # --- alpha_beta_time ------------------------------------------------------------------------------
 
 class Run(NamedTuple):
-    """One run of an algorithm over links of `alpha` seconds a message and `beta` a byte."""
+    """One run of an algorithm over links of `alpha` seconds per message and `beta` per byte."""
 
     algorithm: str
     ranks: int
@@ -133,7 +133,7 @@ TIME = Proof(
 # --- fit_alpha_beta -------------------------------------------------------------------------------
 
 class Measured(NamedTuple):
-    """Times of messages. `noise` is a factor of each; `error` is how many percent are right."""
+    """Times of messages. `noise` is a factor of each; `error` is the allowed error in percent."""
 
     name: str
     sizes: tuple
@@ -166,7 +166,7 @@ def _see_fit(fn, case):
 
 
 def _errors(case, alpha, beta):
-    """Return by how many percent each is off."""
+    """Return the error of each in percent."""
     says = (f"give alpha={alpha:.4g}, beta={beta:.4g}; they were made with alpha={case.alpha:g}, "
             f"beta={case.beta:g}, and {{1:g}}% more or less are right")
     errors = {"alpha": abs(alpha / case.alpha - 1), "beta": abs(beta / case.beta - 1)}
@@ -269,7 +269,7 @@ def _see_crossover(fn, case):
 
 
 def bytes_of_equal_times(ranks, alpha, beta):
-    """Find where two straight lines meet: both times grow evenly with the bytes."""
+    """Find where two straight lines meet: both times are linear in the bytes."""
     if ranks <= 2:
         return math.inf
     ahead, behind = (seconds_of_steps("ring", n, ranks, alpha, beta)

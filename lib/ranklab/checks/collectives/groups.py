@@ -22,7 +22,7 @@ from ranklab.collectives import (
 # --- hierarchical_all_reduce ----------------------------------------------------------------------
 
 class Layers(NamedTuple):
-    """An input, where the ranks are laid out as so many nodes."""
+    """An input, with the ranks laid out as this many nodes."""
 
     nodes: int
     case: Case
@@ -52,7 +52,7 @@ def _see_layers(fn, layers, ranks):
 
 @functools.cache
 def groups_of_nodes(per_node, world):
-    """Make the groups once a launch, however many cases there are."""
+    """Make the groups once per launch, however many cases there are."""
     return node_groups(per_node)
 
 

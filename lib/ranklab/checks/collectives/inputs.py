@@ -1,6 +1,6 @@
-"""The inputs of lab 02's exercises, and what one call of a verb shows.
+"""The inputs of lab 02's exercises, and the observations of one call of a verb.
 
-Inputs are a function of the rank, so that every rank can make those of the others.
+Inputs are a function of the rank, so that every rank can make the others' inputs.
 """
 
 from typing import NamedTuple
@@ -81,12 +81,12 @@ ROOTS = tuple(MARKS._replace(root=root) for root in ("first", "middle", "last"))
 
 
 def out_for(case, x):
-    """Return an `out` as large as x, contiguous, and full of something that is no result."""
+    """Return an `out` as large as x, contiguous, and filled with values that are no result."""
     return torch.full(x.shape, 99).to(x) if case.has_out else None
 
 
 def in_marks(got, due):
-    """Return which ranks are missing in a sum of marks, or in it twice: where it first differs."""
+    """Return which ranks a sum of marks lacks, or has twice, where it first differs."""
     if not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (due.shape, due.dtype):
         return ""
     if (got != got.round()).any() or torch.equal(got, due.float().to(due)):
@@ -105,7 +105,7 @@ def in_marks(got, due):
 
 
 class Works(TorchDispatchMode):
-    """Inside, notes the handles of all messages, as the dispatcher knows them."""
+    """A mode that records the handles of all messages, as the dispatcher knows them."""
 
     def __init__(self):
         super().__init__()
@@ -119,9 +119,9 @@ class Works(TorchDispatchMode):
 
 
 def watched(call):
-    """Return (what it returns, its Traffic, how many handles nobody waited for).
+    """Return (the result of the call, its Traffic, how many handles nobody waited for).
 
-    Those are waited for here: else their messages may be lost or not, by chance.
+    Those are waited for here: otherwise it depends on chance whether their messages are lost.
     """
     with Traffic() as traffic, Waits() as waits, Works() as works:
         result = call()
@@ -134,17 +134,17 @@ def watched(call):
 
 def seen_of(call, ranks, case, x, out, cost, of_out=lambda out: out, size=None, tell=in_marks,
             cuts=True, in_all=None, more=lambda traffic: {}):
-    """Return what one call shows: the result, the inputs afterwards, and what this rank sent.
+    """Return what is observed of a call: the result, the inputs afterwards, this rank's messages.
 
     call    (x, keywords) -> the result
     cost    (share of the bytes that this rank sends, messages, ranks that it sends to)
-    of_out  which part of `out` is looked at
-    size    elements that bytes are told by; x's
-    tell    how a wrong result is told, where x holds marks
-    cuts    x is cut into chunks: then what one rank sends is settled only where R divides them, and
-            else it depends on the way that chunks go
+    of_out  which part of `out` is compared
+    size    number of elements in which bytes are expressed; by default x's
+    tell    how a wrong result is described, where x holds marks
+    cuts    x is cut into chunks: then the bytes that one rank sends are fixed only where R divides
+            the elements; otherwise they depend on the way that chunks take
     in_all  share of the bytes that the average rank sends, where that is less
-    more    traffic -> what else is looked at
+    more    traffic -> further observations
     """
     keywords = ranks.keywords | ({} if out is None else {"out": out})
     got, traffic, dropped = watched(lambda: call(x, keywords))
@@ -175,14 +175,14 @@ def seen_of(call, ranks, case, x, out, cost, of_out=lambda out: out, size=None, 
 
 
 def two_calls(fn, ranks, case, cost, **more):
-    """Yield what two calls show: what is kept from the first would be seen in the second."""
+    """Yield the observations of two calls: state kept from the first would show in the second."""
     xs = [case.x(dist.get_rank(), turn) for turn in (0, 1)]
     yield from [seen_of(lambda x, keywords: fn(x, **keywords), ranks, case, x, out_for(case, x),
                         cost, **more) for x in xs]
 
 
 def two_sums(fn, ranks, case, cost, **more):
-    """Yield what two calls show. Of numbers that round, all ranks must have the same bits."""
+    """Yield the observations of two calls. All ranks must have the same bits of rounded numbers."""
     for values in two_calls(fn, ranks, case, cost, **more):
         agree = {"the sum": Agree(values["the result"])} if case.kind == "normal" else {}
         yield values | agree

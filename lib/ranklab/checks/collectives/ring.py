@@ -113,8 +113,8 @@ SCATTER = Proof(
 # --- all-gather -----------------------------------------------------------------------------------
 
 def _see_gather(fn, case, ranks):
-    """With `out`, shards are parts of one tensor, whose length R need not divide; and once more
-    with the shard in its place already, as ring_all_reduce calls it.
+    """Look at calls with `out`, whose length R need not divide; and at one more call with the shard
+    already in its place, as ring_all_reduce calls it.
     """
     seen = []
     for turn in range(2 + case.has_out):

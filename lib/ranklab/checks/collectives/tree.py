@@ -21,7 +21,7 @@ CLONE = "x.clone(memory_format=torch.contiguous_format)"
 # --- tree_broadcast -------------------------------------------------------------------------------
 
 def _see_broadcast(fn, case, ranks):
-    """Then each rank's log of receivers travels by the broadcast itself: how many rounds was it?"""
+    """Look at a broadcast, then send each rank's log of receivers by it, to count the rounds."""
     R, src, logs = ranks.size, case.root_of(ranks.size), []
     rounds = math.ceil(math.log2(R))
 
@@ -40,9 +40,9 @@ def _see_broadcast(fn, case, ranks):
 
 
 def _last_round(receivers, rounds, rank):
-    """Return the round in which the last rank has it: a rank sends to one of its receivers a round.
+    """Return the round in which the last rank gets it: a rank sends to one receiver per round.
 
-    rounds  in which each rank has it that is known of
+    rounds  in which each rank gets it, as far as known
     """
     for n, peer in enumerate(receivers[rank], 1):
         if peer >= 0 and peer not in rounds:
@@ -149,7 +149,7 @@ BROADCAST = Proof(
 # --- recursive_doubling ---------------------------------------------------------------------------
 
 def _see_doubling(fn, case, ranks):
-    """Then the ranks add up, by the function itself, how many messages each of them has sent."""
+    """Look at calls, then sum the ranks' numbers of messages by the function itself."""
     R, counts = ranks.size, []
     rounds = R.bit_length() - 1
     power = 2**rounds
@@ -180,7 +180,7 @@ def by_distance(x, group=None):
 
 
 def round_a_ring(x, group=None):
-    """Add up around a ring: each rank passes on what came last, R-1 times."""
+    """Add up around a ring: each rank passes on the last message that came, R-1 times."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     passing, total = x.contiguous(), x.contiguous().clone()
     for _ in range(R - 1):

@@ -1,4 +1,4 @@
-"""What the checks of lab 10 share: the inputs of attention, which part of them a rank has, and the
+"""Shared by the checks of lab 10: the inputs of attention, a rank's part of them, and the
 attention of one process.
 
 Inputs are a function of the turn, so that every rank can make the whole sequence.
@@ -21,7 +21,7 @@ IN_GROUPS = ("On all ranks it was right. Here are groups: some have ranks that a
 
 def inputs(turn, dtype=torch.float32, heads=(H, KV), scale=1):
     """Return q, k, v and a gradient of the result, of the whole sequence; scores are multiplied
-    with `scale`.
+    by `scale`.
     """
     generator = torch.Generator().manual_seed(turn)
     tensors = [torch.randn(B, n, T, D, generator=generator).to(device(), dtype)
@@ -42,7 +42,7 @@ def gathered(x, group):
 
 
 def attention(q, k, v, positions):
-    """Return (out, lse), float32 by way of float64: causal, of the queries at these positions."""
+    """Return (out, lse), computed in float64, as float32: causal, of the queries at `positions`."""
     q, k, v = (x.double() for x in (q, k, v))
     sees = torch.arange(T, device=q.device) <= positions.to(q.device)[:, None]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True)
@@ -51,7 +51,7 @@ def attention(q, k, v, positions):
 
 
 def gradients(grad_out, q, k, v):
-    """Return [dq, dk, dv] of the whole sequence, float32 by way of float64, by autograd."""
+    """Return [dq, dk, dv] of the whole sequence, computed in float64 by autograd, as float32."""
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
     with torch.enable_grad():  # also inside of a backward
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

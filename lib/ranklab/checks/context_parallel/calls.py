@@ -1,4 +1,4 @@
-"""What a check sees of one call: its results by name, its messages, whether it was refused."""
+"""A check's observations of one call: results by name, messages, whether it was refused."""
 
 from collections.abc import Iterable
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ COST = ("handles that nobody waited for", "what it uses of the backend's collect
 
 
 def named(result, *names):
-    """Return {name: value} of as many results as names, and what is returned."""
+    """Return {name: value} of as many results as names, and a description of what is returned."""
     if isinstance(result, Iterable) and not isinstance(result, torch.Tensor):
         result = tuple(result)
     if isinstance(result, tuple) and len(result) == len(names):
@@ -26,7 +26,7 @@ def named(result, *names):
 
 
 def afterwards(name):
-    """Return what an argument is called as it is after the call."""
+    """Return the name of an argument's value after the call."""
     return f"the argument `{name}` afterwards"
 
 
@@ -37,8 +37,8 @@ def changes_of(names, arguments):
 
 @contextmanager
 def messages():
-    """Yield the Traffic and the Waits of the block. What it leaves under way is waited for at its
-    end: else later messages would land in the wrong place, or never.
+    """Yield the Traffic and the Waits of the block. Messages still in transit are waited for at its
+    end: otherwise later ones would land in the wrong place, or never.
     """
     begin, ops, works = dist.batch_isend_irecv, [], []
 
@@ -56,7 +56,7 @@ def messages():
 
 
 def cost_of(traffic, waits, messages, nbytes):
-    """Return what one rank sent point to point, beside what is enough."""
+    """Return the point-to-point messages of one rank, compared with what is enough."""
     return dict(zip(COST, (
         AtMost(waits.missing(traffic.calls.total()), 0, "leaves {:.0f} of its calls without a "
                "wait()"),

@@ -1,4 +1,4 @@
-"""attention_memory: what attention keeps, beside the bytes of real tensors."""
+"""attention_memory: the bytes that attention keeps, compared with the bytes of real tensors."""
 
 from typing import NamedTuple
 
@@ -46,7 +46,7 @@ def _call(fn, case):
 
 
 def of_tensors(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
-    """Add up the bytes of the tensors themselves, without their memory."""
+    """Add up the bytes of the tensors themselves, on the meta device."""
     def nbytes(*shape, dtype=TYPES[element]):
         return torch.empty(*shape, dtype=dtype, device="meta").nbytes
 

@@ -1,4 +1,4 @@
-"""online_softmax_merge: one result of two, where no exp may overflow."""
+"""online_softmax_merge: two results merged into one; no exp may overflow."""
 
 from typing import NamedTuple
 
@@ -17,10 +17,10 @@ ARGUMENTS = "out", "lse", "other", "other_lse"
 
 
 class Case(NamedTuple):
-    """Scores of some queries over 12 keys, and how they are parted.
+    """Scores of some queries over 12 keys, and how they are split.
 
-    scale, more  what normal numbers are multiplied with, and what is added
-    cuts         the first keys of all parts but one; parts are merged one after the other
+    scale, more  factor of normally distributed numbers, and what is added to them
+    cuts         the first keys of all parts but the first; parts are merged one after another
     apart        added to the scores from the first cut on
     hidden       some rows see no key on one side, or on both
     turned       the last part comes first

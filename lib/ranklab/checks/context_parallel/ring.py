@@ -27,7 +27,7 @@ EARLY = "waits for the next block before a block is computed"
 
 
 class Case(NamedTuple):
-    """How the ranks of a group have the sequence."""
+    """How the sequence is divided among a group's ranks."""
 
     name: str
     dtype: torch.dtype = torch.float32
@@ -43,11 +43,11 @@ CASES = (Case("float32"), Case("bfloat16", torch.bfloat16),
 
 
 class Blocks(list):
-    """What a rank's queries see of each rank's keys. Whoever asks for a mask computes the scores.
+    """What a rank's queries see of each rank's keys. Reading a mask counts as computing scores.
 
     positions  (R, T/R): which tokens each rank has
-    looks      as each block is computed: how many messages had been sent, and how many calls were
-               not waited for yet
+    looks      when each block is computed: how many messages had been sent, and how many calls were
+               not yet waited for
     """
 
     def __init__(self, positions, rank, traffic, waits):
@@ -60,7 +60,7 @@ class Blocks(list):
         return gathered(x, group)[:, :, self.positions.flatten().argsort()]
 
     def overlap(self):
-        """Return how often a message was not on its way while a block was computed."""
+        """Return how often no message was in transit while a block was computed."""
         looks = self.looks[: len(self) - 1]
         late = sum(sent < step + 1 for step, (sent, _) in enumerate(looks))
         # On a GPU a wait returns at once: only the stream waits.
@@ -72,7 +72,7 @@ class Blocks(list):
 
 
 class Watched(Visible):
-    """A Visible that notes when its mask is read."""
+    """A Visible that records when its mask is read."""
 
     def noting(self, looks, traffic, waits):
         self.looks, self.traffic, self.waits = looks, traffic, waits

@@ -19,9 +19,9 @@ ONE_RANK = "Each token is on one rank."
 ORDER = "Ranks keep their tokens in the order of the sequence."
 
 def fault_of(positions, tokens, ranks):
-    """Return (what is wrong with a plan, what it must be), or None where nothing is.
+    """Return (what is wrong with a plan, what it must be), or None where nothing is wrong.
 
-    All ranks must have equally many tokens, and each token must be on one rank.
+    All ranks must have equally many tokens, and each token must be on exactly one rank.
     """
     if not isinstance(positions, torch.Tensor) or positions.dtype != torch.long:
         return "not a tensor of torch.long", "torch.arange, stacked: (R, T/R)."
@@ -136,7 +136,7 @@ FULLEST, COPY = "the fullest rank computes", "Work on a copy: sorted()."
 
 
 def lengths_of(seed, tokens=TOKENS):
-    """Draw lengths of documents, from 16 to 8,192 tokens, as web pages and books are mixed."""
+    """Draw lengths of documents, from 16 to 8,192 tokens, like a mix of web pages and books."""
     draw, lengths = random.Random(seed), []
     while sum(lengths) < tokens:
         lengths.append(min(tokens - sum(lengths), int(2 ** draw.uniform(4, 13))))
@@ -172,7 +172,7 @@ def check_shard_documents(plan):
 def zigzag_in_each(lengths, ranks):
     """Give each rank its zigzag part of every document, then the tokens left over in blocks.
 
-    The tokens that are left over are the late ones of each document.
+    The tokens left over are the last ones of each document.
     """
     refuse_uneven(sum(lengths), ranks)
     rows, rest, where = [[] for _ in range(ranks)], [], 0

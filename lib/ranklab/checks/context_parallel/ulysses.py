@@ -47,7 +47,7 @@ def _see(fn, case, ranks):
 
 
 def _refusal(fn, case, ranks):
-    """Of a q whose heads the ranks divide."""
+    """Return what is raised with a q whose heads the ranks divide."""
     q, k = (torch.ones(1, heads, 4, 2, device=device())
             for heads in (case.n_head * ranks.size, case.n_kv_head))
     try:

@@ -1,7 +1,7 @@
 """The exercises and predictions of lab 03, in the order of the lab.
 
-Read toys.py first, the small models, and sent.py, what a rank sends; then the exercise's own file.
-plan_buckets is open and has a score, and so a check of its own.
+Read toys.py first, the small models, and sent.py, a rank's messages; then the exercise's own file.
+plan_buckets is open and has a score, so it has its own check.
 """
 
 from ranklab.checks.clinic import bugs

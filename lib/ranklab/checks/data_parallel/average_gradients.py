@@ -1,4 +1,4 @@
-"""The check of average_gradients: beside the mean of gradients that are known."""
+"""The check of average_gradients: compared with the mean of known gradients."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ LIMIT = 5  # seconds; a rank that skips a parameter waits for ever
 def gradient_of(name, p, rank, turn):
     """Return the gradient that `rank` has for a parameter: sums and means of these are exact.
 
-    They are no whole numbers, and R does not divide them.
+    They are not whole numbers, and R does not divide them.
     """
     random = torch.Generator().manual_seed(1000 * rank + 7 * turn + sum(map(ord, name)))
     most = 10 if p.dtype == torch.bfloat16 else 100
@@ -25,7 +25,7 @@ def gradient_of(name, p, rank, turn):
 
 
 def _see(fn, case, ranks):
-    """First nothing travels: what a rank calls may not depend on which gradients it has."""
+    """Look at calls without messages first: they may not depend on which gradients a rank has."""
     yield _call(fn, ranks, 0, rehearsed=True)
     yield from [_call(fn, ranks, turn) for turn in (0, 1)]  # what is kept from the first is seen
 

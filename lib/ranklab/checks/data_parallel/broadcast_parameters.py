@@ -23,7 +23,7 @@ def _state(model):
 
 
 def _see(fn, case, ranks):
-    """First nothing travels: with another src or group, ranks would wait for each other."""
+    """Look without messages first: with a wrong src or group, ranks would wait for each other."""
     yield _call(fn, ranks, ranks.size - 1, rehearsed=True)
     yield from [_call(fn, ranks, src) for src in (ranks.size - 1, 0)]
 

@@ -1,4 +1,4 @@
-"""The check of join_uneven, on the library's OverlappedDataParallel, beside one process."""
+"""The check of join_uneven, on the library's OverlappedDataParallel, compared with one process."""
 
 from operator import length_hint
 from typing import NamedTuple
@@ -16,7 +16,7 @@ LIMIT = 6  # seconds; the usual mistake waits for ever
 
 
 class Case(NamedTuple):
-    """counts: batches of each rank of a group."""
+    """counts: number of batches of each rank of a group."""
 
     counts: tuple = ()
 
@@ -71,7 +71,7 @@ def _after(model):
 
 
 def in_one_process(batches, model):
-    """Yield this rank's batches, then train on the batches of all ranks, from the beginning."""
+    """Yield this rank's batches, then train on the batches of all ranks from the start."""
     own = list(batches)
     of_ranks = [None] * dist.get_world_size(model.group)
     dist.all_gather_object(of_ranks, own, group=model.group)

@@ -1,4 +1,4 @@
-"""The check of no_sync, on the library's OverlappedDataParallel, beside torch's DDP."""
+"""The check of no_sync, on the library's OverlappedDataParallel, compared with torch's DDP."""
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +14,7 @@ INSIDE, AFTER = "all-reduces inside", "the number of all-reduces in the backward
 
 
 def pieces(ranks, wrapped, no_sync):
-    """Yield what two steps in pieces show: what is sent, and the gradients in between."""
+    """Yield the observations of two steps in pieces: messages, and the gradients in between."""
     model = wrapped.module
     for turn in (0, 1):
         model.zero_grad()

@@ -1,4 +1,4 @@
-"""The check of OverlappedDataParallel: right in every kind of backward, and under way in time."""
+"""The check of OverlappedDataParallel: right in every kind of backward, and sent in time."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -148,7 +148,7 @@ def _times(wrapped, events, is_even, all_used, finds):
 
 
 def _state(wrapped):
-    """Return what must be after backward as it was before it."""
+    """Return the state that backward must leave unchanged."""
     buckets = list(wrapped.buckets)
     waiting = [buckets.index(bucket) for bucket in wrapped.waiting]
     return {WORKS: Must(len(wrapped.works), 0),
@@ -158,7 +158,7 @@ def _state(wrapped):
 
 
 def _errors(new, case, ranks):
-    """What is said of two gradients of a layer, and of one that the second rank lacks."""
+    """Return the errors for two gradients of a layer, and for one that the second rank lacks."""
     x, is_second = rows(0).requires_grad_(), ranks.index == 1
     if case == TWICE:
         backward = loss_of(new(CHECKPOINTS().to(device())), x, (*ALL, 0)).backward
@@ -173,9 +173,9 @@ def _errors(new, case, ranks):
 
 
 class OneProcess(nn.Module):
-    """A backward over the batches of all ranks, on each of them: means without a message.
+    """A backward over the batches of all ranks, on each rank: means without a message.
 
-    pieces  the batches of backwards that sent nothing
+    pieces  the batches of the backwards that sent nothing
     """
 
     buckets = waiting = works = ()
@@ -199,7 +199,7 @@ class OneProcess(nn.Module):
         return SimpleNamespace(square=lambda: number * torch.cat([y.square() for y in outputs]))
 
     def finish(self):
-        """Do nothing: nothing is under way."""
+        """Do nothing: nothing is in transit."""
 
 
 # --- mistakes -------------------------------------------------------------------------------------

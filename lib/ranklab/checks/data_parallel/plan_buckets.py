@@ -1,4 +1,4 @@
-"""The check of plan_buckets: as good as the best of all plans; it prints the score."""
+"""The check of plan_buckets: as good as the best of all plans; the score is printed."""
 
 import itertools
 import random
@@ -72,12 +72,12 @@ def _plans(n):
 
 
 def _smallest(aim, case):
-    """The smallest aim(plan, *case) of all plans."""
+    """Return the smallest aim(plan, *case) of all plans."""
     return min(aim(plan, *case) for plan in _plans(len(case[0])))
 
 
 def _least(ready, nbytes, alpha, beta):
-    """The smallest exposed_seconds, also for many gradients."""
+    """Return the smallest exposed_seconds, even for many gradients."""
     ends, before = [0.0], [0, *itertools.accumulate(nbytes)]
     for j, when in enumerate(ready, 1):
         ends.append(min(max(when, end) + alpha + (before[j] - before[i]) * beta
@@ -86,7 +86,7 @@ def _least(ready, nbytes, alpha, beta):
 
 
 def _near_the_best(plan_buckets, case):
-    """The plan of `case`, found in time, with little more exposed than the best; else a Mistake."""
+    """Return the plan of `case`, found in time and nearly the best, or raise a Mistake."""
     n, given, started = len(case[0]), ([*case[0]], [*case[1]], *case[2:]), time.process_time()
     plan = _valid(plan_buckets(*given), n)
     spent, exposed = time.process_time() - started, exposed_seconds(plan, *case)
@@ -111,7 +111,7 @@ def _valid(plan, n):
 
 
 def _hint(plan_buckets):
-    """What all its plans would be the best for, if that is a usual mistake."""
+    """Return the wrong aim for which all its plans would be best, if that is a common mistake."""
     tried = [(plan_buckets(*case), *case) for case in _short_timelines(60)]
     return next((hint for hint, aim in WRONG_AIMS.items() if all(
         aim(*each) <= _smallest(aim, each[1:]) for each in tried)), SEARCH)
@@ -123,7 +123,7 @@ def the_best_cap(ready, nbytes, alpha, beta):
 
 
 def whatever_is_ready(ready, nbytes, alpha, beta):
-    """Send it when the link is free."""
+    """Send whatever is ready when the link is free."""
     buckets, start, free = [], 0, 0.0
     while start < len(ready):
         now = max(free, ready[start])

@@ -1,4 +1,4 @@
-"""The check of replicas_agree: a replica that has drifted away is found out, on every rank."""
+"""The check of replicas_agree: a replica that has drifted is detected on every rank."""
 
 import zlib
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from ranklab.engine import device
 
 
 class Weights(nn.Module):
-    """Two equal layers, a precise and a frozen one; one number is NaN, on all ranks alike."""
+    """Two equal layers, a float64 and a frozen one; one number is NaN, the same on all ranks."""
 
     def __init__(self, width=40):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a rank sends in collectives: which tensors, to whom, and whether somebody waits for them."""
+"""A rank's messages in collectives: which tensors, to whom, and whether somebody waits for them."""
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,11 @@ COST = BYTES, CALLS, OTHERS  # told after the values; what nobody waited for is 
 
 
 class Sent:
-    """Inside `with`, notes the tensors of every dist.<verb>, and a HeldWork for those under way.
+    """In `with`, record the tensors of every dist.<verb>, with a HeldWork if in transit.
 
     note       is called with each tensor and its HeldWork, or None
     waited     is called when somebody waits for one of them
-    rehearsed  nothing travels: ranks that call different things would wait, or crash
+    rehearsed  nothing is sent: ranks with different calls would wait, or crash
     """
 
     def __init__(self, verb="all_reduce", note=lambda *_: None, waited=lambda: None,
@@ -56,7 +56,7 @@ class Sent:
         return held
 
     def cost(self, tensors, ranks):
-        """Return what it shows of a function that sends each of `tensors` whole, and once."""
+        """Return the observations for a function that must send each of `tensors` whole, once."""
         calls, nbytes = self.traffic.calls, sum(op.payload_bytes for op in self.traffic.ops)
         number = calls.pop(self.verb, 0)
         if self.rehearsed:
@@ -67,7 +67,7 @@ class Sent:
             CALLS: AtMost(number, len(tensors)), OTHERS: Must(sorted(calls), [])}
 
     def ended(self, ranks):
-        """Return what it shows of a function that waits for all that it has begun."""
+        """Return the observations for a function that must wait for all messages it began."""
         missing = max(sum(not work.is_here for work in self.handles), 0 if self.rehearsed else
                       self.waits.missing(self.traffic.calls.total()))
         return {UNENDED: AtMost(missing, 0),
@@ -76,7 +76,7 @@ class Sent:
 
 
 class Done:
-    """The handle of a message that nobody sends."""
+    """The handle of a message that is never sent."""
 
     def wait(self, *_):
         return True

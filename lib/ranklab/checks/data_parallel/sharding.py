@@ -47,7 +47,7 @@ def _see_shards(fn, case):
 
 
 def _kind(shard):
-    """Return what a rank got: "a list of ints", "a tuple of ints", "a list of Tensors"."""
+    """Return the kind of a shard: "a list of ints", "a tuple of ints", "a list of Tensors"."""
     kind = f"a {type(shard).__name__}"
     if not isinstance(shard, list | tuple):
         return kind
@@ -56,7 +56,7 @@ def _kind(shard):
 
 
 def _in_short(got, due):
-    """Return how a wrong list is told: its type, or its beginning."""
+    """Describe a wrong list: by its type, or by its beginning."""
     if not isinstance(got, list | tuple):
         return f"a {type(got).__name__}"
     if not all(isinstance(index, int) for index in got):
@@ -154,7 +154,7 @@ SHARD = Proof(
 # --- scale_learning_rate --------------------------------------------------------------------------
 
 class Rates(NamedTuple):
-    """From 0.1 at a batch of 256."""
+    """Learning rates scaled from 0.1 at a batch of 256."""
 
     batch: int
     rule: str = "linear"

@@ -1,4 +1,4 @@
-"""The check of sync_batch_norm: beside torch's batch norm of the whole batch."""
+"""The check of sync_batch_norm: compared with torch's batch norm of the whole batch."""
 
 from typing import NamedTuple
 

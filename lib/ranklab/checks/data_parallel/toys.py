@@ -1,4 +1,4 @@
-"""The small models that lab 03's checks train, and what they look at on each rank."""
+"""The small models that lab 03's checks train, and the values they compare on each rank."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ from ranklab.engine import device
 
 
 class Toy(nn.Module):
-    """All that goes wrong at once: frozen, tied, used twice, two types, buffers of two types."""
+    """Every difficulty at once: frozen, tied, used twice, two types, buffers of two types."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ def toy(seed):
 def toy_with_more(seed):
     """Make a toy with more kinds of parameters and buffers.
 
-    It has also a parameter that is channels-last, in another order in memory, one of 16 bits, a
+    It also has a channels-last parameter, with a different order in memory, a 16-bit one, a
     submodule's buffer as in a batch norm, and a buffer that no checkpoint holds: state_dict() does
     not list it.
     """
@@ -56,9 +56,9 @@ def loss_of(model, *inputs):
 
 
 def gradients(model):
-    """Copy the gradients: {what it is: a copy of the gradient, or None}.
+    """Copy the gradients: {description: a copy of the gradient, or None}.
 
-    The copies are in float32, because all gradients came through such layers.
+    The copies are in float32, because all gradients came through float32 layers.
     """
     return {f"the gradient of `{name}`": None if p.grad is None else p.grad.float().clone()
             for name, p in model.named_parameters()}

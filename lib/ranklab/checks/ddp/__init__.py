@@ -4,7 +4,7 @@
     exposed_communication.py  exposed_communication
     jobs.py                   timelines whose causes are known
     diagnose.py               diagnose, on these
-    hooks.py                  a hook in torch's DDP, and what it did
+    hooks.py                  a hook in torch's DDP, and its actions
     compress_fp16_hook.py     compress_fp16_hook, registered there
     top_k_compress.py         top_k_compress
     compress_to_budget.py     compress_to_budget, registered there

@@ -18,7 +18,7 @@ COST = ("the list of what is called for a bucket", "bytes sent",
 
 
 def _gradient(index, R, rank, step):
-    """Whole numbers of which float16 holds all means; of the last steps one number alone."""
+    """Return whole numbers whose means float16 holds; in the last steps, only one number."""
     if step >= 3:
         of_rank = {3: LARGE, 4: 0.0 if index else LARGE * R}
         return torch.full((COUNT,), of_rank[step])

@@ -1,4 +1,4 @@
-"""The check of compress_to_budget: top-k's bytes, nothing lost, and a lower loss; and the score."""
+"""The check of compress_to_budget: top-k's bytes, nothing lost, a lower loss; and the score."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -36,7 +36,7 @@ MORE = "Send more entries, of fewer bytes each: the largest of the whole bucket.
 
 
 class Job(NamedTuple):
-    """What a rank's gradients are in so many steps, and what must have come through."""
+    """A rank's gradients over several steps, and the values that must have come through."""
 
     gradient: Callable  # of a rank in the first step, from its own random numbers
     steps: int
@@ -124,7 +124,7 @@ def _is_like(got, wrong, right):
 
 
 def _training(hook, ranks):
-    """The training of section 6: notes the most bytes of a step, and the loss."""
+    """Run the training of section 6; record the largest bytes of a step, and the loss."""
     steps = []
     (_, _, loss), = train_with_each({"yours": lambda: ({}, watched(hook, steps))}, STEPS, 0)
     where = f"the lab's model, {ranks}"
@@ -135,7 +135,7 @@ def _training(hook, ranks):
 
 @cache
 def _other_losses():
-    """Without compression, by top-k 0.1%, and by the library's answer."""
+    """Return the losses without compression, with top-k 0.1%, and with the library's answer."""
     hooks = {"float32": None, "top-k": lambda: (TopK(FRACTION), TopK.hook),
              "library": lambda: ({}, compress_to_budget)}
     return [each.loss for each in compare_hooks(hooks, steps=STEPS)]

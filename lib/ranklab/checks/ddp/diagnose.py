@@ -1,4 +1,4 @@
-"""diagnose, on timelines that are made up: causes and numbers are known exactly."""
+"""diagnose, on made-up timelines, whose causes and numbers are known exactly."""
 
 from statistics import mean
 from typing import NamedTuple
@@ -11,7 +11,7 @@ NAMES = "loader-bound", "communication-bound", "straggler"
 
 
 class NoStep(NamedTuple):
-    """Timelines of which one has no step in which anything was computed."""
+    """Timelines, one of which has no step with any computation."""
 
     name: str
     ranks: int
@@ -41,7 +41,7 @@ def _see(fn, case):
 
 
 def by_the_job(timelines):
-    """Return what follows from how long the ranks of that job load, compute and send."""
+    """Return the diagnosis that follows from the ranks' times of loading, computing and sending."""
     job = next((each for each in JOBS if each.timelines() == timelines), None)
     if job is None:
         raise ValueError("no step")

@@ -1,4 +1,4 @@
-"""exposed_communication, beside a sum over all pairs of neighbouring moments."""
+"""exposed_communication, compared with a sum over all pairs of neighbouring moments."""
 
 import random
 from typing import NamedTuple
@@ -15,7 +15,7 @@ def event(kind, start, end, lane="main"):
 
 
 class Events(NamedTuple):
-    """Events at whole ticks; a tick is so many seconds, and the clock began so long ago."""
+    """Events at whole ticks; a tick's seconds and the clock's start are given."""
 
     name: str
     events: list

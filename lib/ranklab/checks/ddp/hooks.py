@@ -1,4 +1,4 @@
-"""A hook of the learner's in torch's DDP, around a model whose gradients are known: what it did."""
+"""The learner's hook in torch's DDP, on a model with known gradients; a record of its actions."""
 
 import functools
 import inspect
@@ -45,7 +45,7 @@ OF_DDP = {  # what C++ says, as a regex of all of it: what it means here, and a 
 
 
 class Given(nn.Module):
-    """A model whose gradient is the flat tensor that it is given; one parameter is frozen."""
+    """A model whose gradient is its flat input tensor; one parameter is frozen."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class Given(nn.Module):
 
 
 def hook_on_groups(trial, hook, ranks, *grouping):
-    """Run on_groups; put what DDP says of a hook in plain words."""
+    """Run on_groups; put DDP's errors about a hook in plain words."""
     names = inspect.signature(hook).parameters
     expect("bucket" in names and names["bucket"].annotation in (dist.GradBucket,
                                                                 inspect.Parameter.empty),
@@ -85,7 +85,7 @@ def alike(where, x, ranks, hint):
 
 @dataclass
 class Call:
-    """What the hook did with one bucket on this rank, until it returned."""
+    """The hook's actions on one bucket on this rank, until it returned."""
 
     nbytes: int  # of the bucket
     ops: list = ()  # what it gave to collectives
@@ -96,7 +96,7 @@ class Call:
 def steps_in_ddp(state, hook, model, inputs, group=None, bucket_cap_bytes=180):
     """Run a step of DDP with the hook on each of `inputs`.
 
-    From its second step on DDP has several buckets of Given, two of them of one size.
+    From the second step on, DDP has several buckets of Given, two of them of the same size.
     Returns: [(the flat gradient, on the CPU; [Call of each bucket]), ...], one for each input
     """
     model = DistributedDataParallel(model.to(device()), process_group=group,
@@ -132,8 +132,8 @@ def watched(hook, steps):
 
 @contextmanager
 def _noted(call):
-    """Inside, `call` notes what is all-reduced, and what this thread waits for. (Other threads may
-    wait: they run what comes after the transfer.)
+    """Record in `call`, inside the block, the tensors all-reduced, and what this thread waits for.
+    (Other threads may wait: they run the work that follows the transfer.)
     """
     thread, work, future = get_ident(), dist.Work, torch._C.Future
     before = [(dist, "all_reduce", dist.all_reduce), *((each, "wait", each.wait)

@@ -1,4 +1,4 @@
-"""The jobs that the check of diagnose looks at: made up, so that causes and numbers are known."""
+"""The jobs for the check of diagnose: made up, so that causes and numbers are known."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from ranklab.meter import Event
 
 @dataclass(frozen=True)
 class Job:
-    """A job by the ms of a step: loading and computing of each rank, then one transfer of all.
+    """A job by the ms of a step: loading and computing on each rank, then one transfer of all.
 
-    `hidden` ms more of the transfer, and `beside` ms more of loading, overlap with the computing.
+    Another `hidden` ms of the transfer, and `beside` ms of loading, overlap with computing.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""power_sgd, beside a projection that is worked out in one process."""
+"""power_sgd, compared with a projection computed in one process."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ SAME = "the approximation on all ranks", "q on all ranks"
 
 
 class Matrix(NamedTuple):
-    """Matrices (n, m) of so high a rank, to be approximated with rank r."""
+    """Matrices (n, m) of a given rank, to be approximated with rank r."""
 
     n: int
     m: int
@@ -73,7 +73,7 @@ def _see(fn, case, ranks):
 
 
 def in_one_place(matrix, q, error, group=None):
-    """Average matrix + error whole, and project it on what it makes of q."""
+    """Average the whole matrix + error, and project it on the span of its product with q."""
     target = (matrix + error).double()
     mean = target.contiguous().clone()
     dist.all_reduce(mean, group=group)

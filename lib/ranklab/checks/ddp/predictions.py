@@ -9,7 +9,7 @@ RESNET = 25.6e6  # parameters of ResNet-50
 
 
 def top_k_bytes(n, share, ranks, place=4):
-    """Count what a rank sends in the all-gather of top-k, as TopK does it: values and places."""
+    """Count the bytes that a rank sends in top-k's all-gather, as in TopK: values and places."""
     return best_sent_bytes("all_gather", ranks * share * n * (4 + place), ranks)
 
 
@@ -19,7 +19,7 @@ def _break_even():
 
 
 def _step_ms():
-    """Backward ends at 300 ms; transfers, 160 ms in all, begin at 220 ms."""
+    """Return a step's ms: backward ends at 300 ms; transfers, 160 ms in all, begin at 220 ms."""
     events = [Event("forward and backward", "compute", 0.0, 0.3, "stream 7"),
               Event("all-reduce", "communication", 0.22, 0.38, "stream 20")]
     return 1e3 * (0.3 + exposed_communication(events))

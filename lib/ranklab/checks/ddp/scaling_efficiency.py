@@ -1,4 +1,4 @@
-"""scaling_efficiency, beside the throughput of each rank."""
+"""scaling_efficiency, compared with the throughput of each rank."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""top_k_compress: nothing is lost, and what is sent is the largest."""
+"""top_k_compress: nothing is lost, and the largest values are sent."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ LOST, INPUTS = "what is lost", ("`gradient` afterwards", "`error` afterwards")
 
 
 class Gradient(NamedTuple):
-    """A gradient and the error before it; none of their sums are equally large."""
+    """A gradient and the previous error; no two of their sums are equally large."""
 
     shape: tuple
     k: int
@@ -36,7 +36,7 @@ class Gradient(NamedTuple):
 
 
 class Equal(NamedTuple):
-    """Zeros: any places are right, each once."""
+    """Zeros: any places are right, each at most once."""
 
     n: int
     k: int
@@ -58,7 +58,7 @@ def _see(fn, case):
 
 
 def _shown(fn, gradient, error, k, whole):
-    """Return (what is sent at its places, what one call shows)."""
+    """Return (the values sent, at their places; the observations of one call)."""
     result = fn(gradient, error, k)
     count, n = min(k, whole.numel()), whole.numel()
     if not isinstance(result, tuple | list) or len(result) != 3:

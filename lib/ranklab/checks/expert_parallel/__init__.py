@@ -1,7 +1,7 @@
 """The exercises and predictions of lab 11, in the order of the lab.
 
-    inputs.py     tokens of all ranks, the way of each row, and what a call may cost
-    ties.py       sorts that are not stable, on every machine
+    inputs.py     tokens of all ranks, the path of each row, and the cost that a call may have
+    ties.py       unstable sorts, on every machine
     route.py      top_k_route, capacity, load_balance_loss
     dispatch.py   dispatch_tokens, combine_tokens
     gradients.py  expert_gradients

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
                 f"row, counts in {self.dtype}")
 
     def counts(self):
-        """Return a view: nothing is said of how it lies."""
+        """Return a view: the memory layout is not specified."""
         random = torch.Generator().manual_seed(self.ranks)
         counts = torch.randint(50, (self.n_experts, self.ranks), generator=random)
         return counts.to(getattr(torch, self.dtype)).T
@@ -121,7 +121,7 @@ AT_LEAST = "Each expert at least once, whatever its load."
 def trace(seed, n_experts=32, k=4, tokens=4096):
     """Draw the experts that each token chooses, (N, k).
 
-    Each token has a topic, whose experts it chooses, and one expert is good for all.
+    Each token has a topic, whose experts it chooses; one expert suits all topics.
     """
     random = torch.Generator().manual_seed(seed)
     topic = torch.multinomial(1 / torch.arange(1, 9).float(), tokens, True, generator=random)
@@ -133,7 +133,7 @@ def trace(seed, n_experts=32, k=4, tokens=4096):
 
 
 def by_load(chosen, n_experts, ranks, slots, per_node):
-    """Deal the experts to the ranks in the order of their loads, the heaviest ones twice."""
+    """Deal the experts to the ranks in order of load, the most loaded ones twice."""
     order = chosen.flatten().bincount(minlength=n_experts).argsort(descending=True).tolist()
     order = order + order[: ranks * slots - n_experts]
     return [order[rank::ranks] for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""dispatch_tokens and combine_tokens: there and back, beside loops over the tokens of all ranks."""
+"""dispatch_tokens and combine_tokens, compared with loops over the tokens of all ranks."""
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ CASES = Tokens("float32", 3, EVEN), Tokens("bfloat16", 3, RING), Tokens("float32
 
 
 def _backward(out, gradient):
-    """Go back; on all ranks, whatever the shape of what they have: others may wait."""
+    """Run backward on all ranks, whatever the shape of their results: others may wait."""
     if isinstance(out, torch.Tensor) and out.requires_grad:
         fits = out.shape == gradient.shape
         out.backward(gradient.to(out) if fits else torch.ones_like(out))
@@ -74,7 +74,7 @@ def _kind(result):
 
 
 def all_tokens_everywhere(x, chosen, n_experts, group=None):
-    """Send all tokens to every rank, which takes its own: right, and much too dear."""
+    """Send all tokens to every rank, which takes its own: correct, and far too expensive."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     if n_experts % R:
         raise ValueError(f"{R} ranks, {n_experts} experts")

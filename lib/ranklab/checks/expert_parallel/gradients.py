@@ -1,4 +1,4 @@
-"""expert_gradients: beside sums of gradients that are known."""
+"""expert_gradients: compared with sums of known gradients."""
 
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -24,7 +24,7 @@ OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank had no
 
 
 class Backward(NamedTuple):
-    """The gradients that backward has left, each of its parameter's type."""
+    """The gradients left by backward, each of its parameter's type."""
 
     mixed: bool  # types
     all_have: bool
@@ -49,9 +49,9 @@ class Backward(NamedTuple):
 
 @contextmanager
 def arriving_when_awaited():
-    """Delay, inside the block, what an all-reduce under way brings: it is there after wait().
+    """Delay, inside the block, the results of asynchronous all-reduces: they arrive in wait().
 
-    It is never there before.
+    They never arrive before.
     """
     all_reduce = dist.all_reduce
 

@@ -1,5 +1,5 @@
-"""What the exercises of lab 11 have in common: tokens that choose experts on all ranks, and the
-order in which their rows travel.
+"""Shared by the exercises of lab 11: tokens that choose experts on all ranks, and the order in
+which their rows are sent.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,10 @@ COST = tuple(name + when for when in ("", " in backward") for name in (HANDLES, 
 class Tokens(NamedTuple):
     """Tokens of all ranks.
 
-    loads  EVEN: each rank sends each as many rows, from the same places on all ranks, and nobody
-           chooses the last expert; RING: of four ranks each sends most to the next, and gets as
-           many as it sends; NONE: the last of several ranks has no tokens, nobody chooses the
-           expert EMPTY, and some choices are -1, all of the last token
+    loads  EVEN: each rank sends every rank as many rows, from the same places on all ranks, and no
+           token chooses the last expert; RING: each of four ranks sends most to the next, and gets
+           as many as it sends; NONE: the last of several ranks has no tokens, no token chooses the
+           expert EMPTY, and some choices are -1, including all of the last token's
     """
 
     dtype: str
@@ -36,7 +36,7 @@ class Tokens(NamedTuple):
         return f"{self.dtype}, {self.k} choices a token, {self.loads}"
 
     def of(self, rank, members):
-        """Return (x, chosen, weights) of a rank; the same on every rank that asks."""
+        """Return (x, chosen, weights) of a rank; the same on every rank that calls it."""
         random = torch.Generator().manual_seed(100 * self.k + rank)
         if self.loads == EVEN:
             a, b, c, d = rank % 3, 4 + rank % 2, 6 + (rank + 1) % 2, 9 + rank % 2
@@ -54,12 +54,12 @@ class Tokens(NamedTuple):
         return x.to(device(), getattr(torch, self.dtype)), chosen.to(device()), weights.to(device())
 
     def ways(self, members):
-        """Return the ways() of all of them."""
+        """Return the ways() of all members' tokens."""
         return ways([self.of(rank, members)[1].flatten().tolist() for rank in members])
 
 
 class Way(NamedTuple):
-    """A row's way: from place `place` in the chosen.flatten() of a rank to an expert."""
+    """The path of a row: from index `place` of a rank's chosen.flatten() to an expert."""
 
     expert: int
     source: int  # its number in the group
@@ -98,7 +98,7 @@ def sent_of(all_ways, rank, R, n_experts=E):
 
 
 def of_all(x, group=None):
-    """Return (the rows of all ranks, in their order, and how many each has), with a gradient."""
+    """Return (the rows of all ranks, in rank order; how many each has), differentiably."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.zeros(R, dtype=torch.long, device=x.device)
     lengths[rank] = len(x)
@@ -109,7 +109,7 @@ def of_all(x, group=None):
 
 
 class AllReduce(torch.autograd.Function):
-    """A sum over ranks, whose gradient is summed over them, too."""
+    """A sum over ranks whose gradient is also summed over ranks."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -123,7 +123,7 @@ class AllReduce(torch.autograd.Function):
 
 
 def costs(traffic, waits, calls, nbytes, when=""):
-    """Return what is seen of the cost: Traffic and Waits of one call, and what is enough."""
+    """Return the observed cost, from Traffic and Waits of one call, with what is enough."""
     return dict(zip([name + when for name in (HANDLES, CALLS, BYTES)], (
         AtMost(waits.missing(traffic.calls.total()), 0), AtMost(len(traffic.ops), calls),
         AtMost(sum(op.payload_bytes for op in traffic.ops), nbytes)), strict=True))

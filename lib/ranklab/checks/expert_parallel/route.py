@@ -1,4 +1,4 @@
-"""top_k_route, capacity and load_balance_loss: beside plain loops over tokens."""
+"""top_k_route, capacity and load_balance_loss: compared with plain loops over tokens."""
 
 import math
 from collections.abc import Callable
@@ -200,7 +200,7 @@ ROUTE = Proof(
 # --- capacity -------------------------------------------------------------------------------------
 
 class Crowd(NamedTuple):
-    """Choices of shape (..., T, k) in which late experts are wanted more."""
+    """Choices of shape (..., T, k) that favour later experts."""
 
     shape: tuple
     n_experts: int
@@ -325,13 +325,13 @@ class Loads(NamedTuple):
 
 
 def _the_best(shape, k, dtype, n_chosen):
-    """The k best of the first experts, so many."""
+    """Return the k best among the first `n_chosen` experts."""
     logits = normal(shape, k, dtype)
     return logits, logits[..., :n_chosen].topk(k).indices
 
 
 def _any(shape, k, dtype, n_chosen):
-    """Choices that are not the k best, as where a bias chooses."""
+    """Return choices that are not the k best, as when a bias decides."""
     random = torch.Generator().manual_seed(3)
     wanted = torch.rand(*shape[:-1], n_chosen, generator=random)
     return normal(shape, k, dtype), wanted.argsort(-1)[..., :k]

@@ -1,4 +1,4 @@
-"""chunked_scan: beside a scan of all tokens in one place; what runs after the state has come."""
+"""chunked_scan: compared with a scan of all tokens in one place; operations after the receive."""
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ class Over(Waits):
 
 
 class AfterReceive(TorchDispatchMode):
-    """A context that counts the operations since the last receive was over; `over` is an Over."""
+    """A context that counts the operations since the last receive ended; `over` is an Over."""
 
     def __init__(self, over):
         super().__init__()

@@ -1,11 +1,11 @@
-"""Sorts that promise nothing about equal numbers: what some machine may do is done on each."""
+"""Sorts without a guarantee for equal numbers: what some machine may do happens on each."""
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 
 class UnstableSorts(TorchFunctionMode):
-    """Inside, equal numbers change places in topk, and in every sort without stable=True.
+    """A mode that reorders equal numbers in topk, and in every sort without stable=True.
 
     On one machine such a sort is stable by chance, on another it is not.
     """

@@ -1,6 +1,6 @@
 """The exercises and predictions of lab 07, in the order of the lab.
 
-Each exercise has a file of its own. wrap_policy is open and has a score, and so a check of its own.
+Each exercise has its own file. wrap_policy is open and has a score, so it has its own check.
 """
 
 from ranklab.checks.clinic import bugs

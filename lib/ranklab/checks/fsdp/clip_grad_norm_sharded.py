@@ -1,4 +1,4 @@
-"""clip_grad_norm_sharded: beside the norm of all gradients in one place."""
+"""clip_grad_norm_sharded: compared with the norm of all gradients in one place."""
 
 import math
 from typing import NamedTuple
@@ -16,7 +16,7 @@ LARGE = 1e3  # a max_norm above all norms
 
 
 class Case(NamedTuple):
-    """scale: of all gradients; one that is not finite is rank 2's alone."""
+    """scale: of all gradients; one that is not finite applies only to rank 2."""
 
     name: str
     max_norm: float = 2.0
@@ -53,7 +53,7 @@ COST = "all-reduces and other calls", "bytes in them"
 
 
 def _see(fn, case, ranks):
-    """Gradients beside a parameter without one. Where rank 2's are not finite, rank 0 has none."""
+    """Look at gradients; one parameter has none. If rank 2's are not finite, rank 0 has none."""
     before = case.gradients(dist.get_rank())
     parameters = [nn.Parameter(torch.ones(1, device=device()))]
     for gradient in before:

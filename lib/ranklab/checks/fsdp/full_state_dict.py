@@ -1,4 +1,4 @@
-"""full_state_dict: beside rows that are pickled and put one after the other."""
+"""full_state_dict: compared with rows that are pickled and concatenated."""
 
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from ranklab.meter import Traffic
 
 
 class Case(NamedTuple):
-    """root: whether the model is the last block; else some parameters are in none."""
+    """root: whether the model is the last block; otherwise some parameters are in no block."""
 
     dtype: str
     root: bool
@@ -43,7 +43,7 @@ MESSAGES, BYTES = "messages", "bytes that this rank sends"
 
 
 def _see(fn, case, ranks):
-    """Two calls. Between them the model changes, and the first state must not."""
+    """Look at two calls. Between them the model changes, and the first state must not change."""
     model = case.model()
     before = {name: x.cpu().clone() for name, x in model.state_dict().items()}
     for module in (*model.blocks, *[model] * case.root):

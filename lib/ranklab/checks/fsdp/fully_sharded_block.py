@@ -1,4 +1,4 @@
-"""FullyShardedBlock: each method by hand, and training, beside one process."""
+"""FullyShardedBlock: each method by hand, and training, compared with one process."""
 
 import inspect
 from collections.abc import Callable
@@ -26,9 +26,9 @@ VERBS = ("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
 # --- messages -------------------------------------------------------------------------------------
 
 class Held:
-    """Inside, what a message brings is there once somebody has waited for it; before, NaN is there.
+    """A context in which a message's result is NaN until somebody has waited for it.
 
-    rehearsed  nothing travels: ranks that send different lengths would crash, or wait
+    rehearsed  nothing is sent: ranks that send different lengths would crash, or wait
     """
 
     def __init__(self, rehearsed=False):
@@ -63,7 +63,7 @@ class Held:
 
 
 class Rehearsed:
-    """The handle of a message that nobody sends."""
+    """The handle of a message that is never sent."""
 
     def wait(self, *_):
         return True
@@ -99,7 +99,7 @@ IN_TRAINING = tuple(f"in training, the gradient of `{name}`" for name in (
 class Rounds(NamedTuple):
     """Two rounds of all methods, with a step between.
 
-    lacking  rank 0 has no gradient of so many parameters in the second one
+    lacking  number of parameters without a gradient on rank 0 in the second round
     """
 
     name: str
@@ -203,7 +203,7 @@ def _gradient(tensor, rank):
 
 
 class Training(NamedTuple):
-    """Two steps. The model is tied, half frozen, uneven; blocks are used twice, one in a row.
+    """Two steps. The model is tied, half frozen, uneven; blocks are used twice, one twice in a row.
 
     pieces  of each backward before a step: does it communicate?
     """
@@ -254,7 +254,7 @@ def _trained(model):
 
 
 def in_one_process(module, group=None):
-    """Stand in a block's place: each case knows what is right, without blocks."""
+    """Replace a block: each case knows the right result without blocks."""
 
 
 def _see(fn, case, ranks):

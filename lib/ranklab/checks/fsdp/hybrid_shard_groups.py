@@ -1,4 +1,4 @@
-"""hybrid_shard_groups: which ranks are in them, and that they can be used; beside torch's mesh."""
+"""hybrid_shard_groups: their ranks, and that they can be used; compared with torch's mesh."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""masked_loss: beside the mean over all answer tokens in one process."""
+"""masked_loss: compared with the mean over all answer tokens in one process."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ ANSWERS = (5, 0, 263, 13), (9, 0, 100, 30)
 
 
 class Case(NamedTuple):
-    """pieces: micro-batches, of which `count` is told; 0: a whole batch, without."""
+    """pieces: micro-batches, with `count` given; 0: a whole batch, without `count`."""
 
     dtype: str = "float32"
     pieces: int = 0
@@ -79,7 +79,7 @@ def _see(fn, case, ranks):
 
 
 def in_one_place(logits, labels, count=None, group=None):
-    """Take each label's logarithm of a probability by itself, and count on one rank."""
+    """Take the log-probability of each label separately, and count on one rank."""
     at, after = (labels[:, 1:] != IGNORE).nonzero(as_tuple=True)
     if count is None:
         counts = [None] * dist.get_world_size(group)

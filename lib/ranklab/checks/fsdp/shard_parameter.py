@@ -1,4 +1,4 @@
-"""shard_parameter: the rows of every rank, beside torch.chunk."""
+"""shard_parameter: the rows of every rank, compared with torch.chunk."""
 
 from typing import NamedTuple
 
@@ -83,7 +83,7 @@ def _see(fn, case, ranks):
 
 
 def chunk_of(tensor, ranks, rank):
-    """Return the rank's chunk as torch.chunk cuts; empty where there are fewer than ranks."""
+    """Return the rank's chunk from torch.chunk; empty if there are fewer chunks than ranks."""
     chunks = tensor.chunk(ranks)
     return chunks[rank] if rank < len(chunks) else tensor[:0]
 

@@ -1,4 +1,4 @@
-"""The check of wrap_policy: blocks that fit on several models, and how few they are."""
+"""The check of wrap_policy: the blocks fit, on several models, and how few there are."""
 
 import torch
 from torch import nn
@@ -64,9 +64,9 @@ def check_wrap_policy(wrap_policy):
 
 
 def limits(model):
-    """Compute limits in bytes: what some choices need, and one byte less.
+    """Compute limits in bytes: the needs of some choices, and one byte less.
 
-    The first limit is what the finest blocks need; below it no choice fits.
+    The first limit is the need of the finest blocks; below it no choice fits.
     """
     layers = [m for m in model.modules() if m is not model and can_be_a_block(model, m)]
     needs = sorted({whole_bytes(model, outermost([m for m in layers if parameter_bytes(m) <= size]))
@@ -76,7 +76,7 @@ def limits(model):
 
 
 def _blocks(wrap_policy, where, model, most):
-    """What the policy chooses, which is right."""
+    """Return the policy's choice, after checking it."""
     try:
         blocks = list(wrap_policy(model, most))
     except ValueError as error:

@@ -5,7 +5,7 @@
     tune_fusion.py            a threshold for noisy workloads: open, with a score and its own check
     distributed_optimizer.py  against gradients averaged by torch
     compress_fp16.py          types and bytes
-    timeline.py               what a viewer makes of the file
+    timeline.py               the file, as a viewer reads it
     adasum.py                 Adasum against its definition
 """
 

@@ -14,7 +14,7 @@ LARGE = "a vector of 4096 numbers"
 
 
 def _numbers(n=17):
-    """Return whole numbers, which are others on each rank of the job."""
+    """Return whole numbers, different on each rank of the job."""
     rank = dist.get_rank()
     return ((torch.arange(n) * (7 + 2 * rank) + 5 * rank) % 13 - 6).float()
 
@@ -40,7 +40,7 @@ SENT, WAITED = "bytes sent", "handles that nobody waited for"
 # --- what is seen ---------------------------------------------------------------------------------
 
 def _see(fn, case, ranks):
-    """Two calls; of a number of ranks that is no power of two, the error alone."""
+    """Look at two calls; with a number of ranks that is not a power of two, only at the error."""
     if ranks.size & (ranks.size - 1):
         if case == "17 numbers":
             yield {"what it raises": must_refuse(
@@ -58,7 +58,7 @@ def _see(fn, case, ranks):
 
 
 def by_definition(x, sizes=None, group=None):
-    """Gather all vectors on every rank; combine each tensor by itself: two, then their pairs."""
+    """Gather all vectors on every rank; combine each tensor separately: two, then their pairs."""
     R = dist.get_world_size(group)
     if R & (R - 1):
         raise ValueError(f"{R} ranks")
@@ -87,7 +87,7 @@ ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 
 
 
 def _both(old, new):
-    """Return edits that put `new` for `old` into both coefficients; N is |a|^2, or |b|^2."""
+    """Return edits that replace `old` with `new` in both coefficients; N is |a|^2, or |b|^2."""
     return sum(((old.replace("N", x), new.replace("N", x)) for x in ("aa", "bb")), ())
 
 

@@ -1,4 +1,4 @@
-"""The check of compress_fp16. Nothing is launched: bytes and types tell it all."""
+"""The check of compress_fp16. Nothing is launched: bytes and types show everything."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 def _see(fn, case):
-    """What is restored is another tensor than what was sent, and once more another one."""
+    """Look at two restores: each returns a new tensor, different from the one sent."""
     x = case.x()
     small, restore = _pair(fn(x))
     fn(torch.ones(2, dtype=FLOATS[case.dtype == FLOATS[0]]))  # another one in between
@@ -56,7 +56,7 @@ def _pair(returned):
 
 
 def _times(number, small):
-    """Return it in its own type; some types cannot be multiplied."""
+    """Return number * small in the type of `small`; some types cannot be multiplied."""
     wide = torch.complex64 if small.is_complex() else torch.float64
     return (number * small.to(wide)).to(small.dtype)
 
@@ -66,7 +66,7 @@ def _type_of(value):
 
 
 def _comparable(value):
-    """Return types of 8 bits as float32, in which they are exact."""
+    """Convert 8-bit types to float32, in which they are exact."""
     is_small = isinstance(value, torch.Tensor) and value.dtype.itemsize == 1
     return value.float() if is_small else value
 

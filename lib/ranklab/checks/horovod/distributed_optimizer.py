@@ -1,4 +1,4 @@
-"""The check of distributed_optimizer: its steps beside gradients averaged by torch."""
+"""The check of distributed_optimizer: its steps compared with gradients averaged by torch."""
 
 from functools import partial
 
@@ -68,7 +68,7 @@ class Net(nn.Module):
 # --- what is seen ---------------------------------------------------------------------------------
 
 class Error(str):
-    """The name of an error's class. Its `text` is told, and not compared."""
+    """The name of an error's class. Its `text` is shown, but not compared."""
 
     text = ""
 
@@ -88,7 +88,7 @@ def _told(got, due):
 
 
 def _see(fn, case, ranks):
-    """All cases are of one Horovod; what was asked for before a barrier is done after it."""
+    """Look at a case. All cases share one Horovod; requests before a barrier are done after it."""
     if case == CASES[0]:
         hvd.init(stall_check=1, stall_shutdown=4)
     else:
@@ -109,7 +109,7 @@ def _see(fn, case, ranks):
 
 
 def _asks(fn):
-    """What is asked for in one step, and when; here all ranks are ready in one order."""
+    """Record the requests of one step, and when; here all ranks are ready in the same order."""
     net, thread = Net(), hvd.world.background()
     given = net.sgd()
     optimizer = fn(given, net.named_parameters(), Compression.fp16)
@@ -144,8 +144,8 @@ def _asks(fn):
 
 
 def _steps(fn, ranks, idle, *compression):
-    """Two steps; or one, in which rank 0 has nothing to do and no hook of it runs. What has gone
-    through 16 bits is compared in 16 bits.
+    """Run two steps; or one, in which rank 0 has nothing to do and none of its hooks runs. Values
+    sent in 16 bits are compared in 16 bits.
     """
     net, alone, at_step = Net(), Net(), {}
     optimizer = fn(net.sgd(), net.named_parameters(), *compression)

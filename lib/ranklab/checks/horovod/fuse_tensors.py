@@ -15,7 +15,7 @@ SIZES = (7, 9, 200, 3) * 5
 
 
 class Case(NamedTuple):
-    """specs: of each tensor the elements, the dtype and perhaps the device."""
+    """specs: for each tensor its elements, dtype and perhaps device."""
 
     name: str
     specs: tuple
@@ -25,7 +25,7 @@ class Case(NamedTuple):
         return f"{self.name}, threshold {self.threshold} bytes"
 
     def tensors(self):
-        """Return matrices of one row that are parts of larger ones; on "meta" without memory."""
+        """Return one-row matrices that are parts of larger ones; on "meta" without memory."""
         return [torch.ones(2, n, dtype=dtype, device=(*device, "cpu")[0])[:1]
                 for n, dtype, *device in self.specs]
 
@@ -54,7 +54,7 @@ def _see(fn, case):
 
 
 def _lists(plan):
-    """Return its lists, whose order is free, by their first positions."""
+    """Return the plan's lists, whose order is free, sorted by their first positions."""
     if not isinstance(plan, list) or not all(isinstance(group, list) for group in plan):
         kinds = {type(group).__name__ for group in plan} if isinstance(plan, list) else ()
         return f"a {type(plan).__name__}{' of ' * bool(kinds)}{', '.join(sorted(kinds))}"
@@ -64,7 +64,7 @@ def _lists(plan):
 
 
 def _in_words(got, due):
-    """Tell a difference between two plans."""
+    """Describe the difference between two plans."""
     if isinstance(got, str):
         return f"{got}, not a list of lists of positions"
     n, times = sum(map(len, due)), sum(got, [])
@@ -83,7 +83,7 @@ def _see_refusal(fn, threshold):
 # --- right for another reason ---------------------------------------------------------------------
 
 def kind_by_kind(tensors, threshold):
-    """Fuse each kind for itself: as many tensors as fit, then those that are left."""
+    """Fuse each kind separately: as many tensors as fit, then the remaining ones."""
     lists = []
     for kind in {(each.dtype, each.device) for each in tensors}:
         left = [i for i, each in enumerate(tensors) if (each.dtype, each.device) == kind]

@@ -12,7 +12,7 @@ LONG = "a.name.as.long.as.the.names.of.the.parameters.in.a.real.model.are." * 2
 
 
 class Case(NamedTuple):
-    """What becomes ready in each round, for each of four ranks: words, which LONG makes names.
+    """The tensors that become ready in each round on each of four ranks; LONG makes the names.
 
     new_tables  each round begins with an empty table
     """
@@ -74,8 +74,8 @@ def _words(names):
 
 
 def _enough(ranks):
-    """Rank 0 of the group gets the others' new names, padded to the longest list of the round; they
-    get the answers alone.
+    """Return the bytes that suffice: rank 0 of the group gets the others' new names, padded to the
+    longest list of the round; they get only the answers.
     """
     lengths = [[sum(map(len, names)) for names in STEPS.names(rank)] for rank in ranks.members]
     if ranks.index == 0:

@@ -1,4 +1,4 @@
-"""The check of timeline: is the file a trace, and does it show what happened?"""
+"""The check of timeline: is the file a trace, and does it show the right events?"""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def _see(fn, case):
 
 
 def _written(fn, events):
-    """Return what is in the file afterwards, and the list of events."""
+    """Return the file's content afterwards, and the list of events."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         path.write_text(OLD)
@@ -49,7 +49,7 @@ def _written(fn, events):
 
 
 def _in_words(got, due):
-    """Tell which event is wrong."""
+    """Say which event is wrong."""
     one, other = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
     number = f"of {len(got)} events, not of {len(due)}" if len(got) != len(due) else "wrong"
     return (f"{number}: one, as (phase, ts, dur), is {one or 'missing'}, not "
@@ -57,7 +57,7 @@ def _in_words(got, due):
 
 
 def _read(text):
-    """Return the entries of the trace; and what the file is instead, or ""."""
+    """Return the entries of the trace; and, if the file is no trace, what it is, else ""."""
     if text.startswith(OLD):
         return [], "what it was before" + ", and more after that" * (text != OLD)
     try:
@@ -72,7 +72,7 @@ def _read(text):
 
 
 def _rows(trace):
-    """Return {name of a row: [(phase, ts, dur), ...]}; and what the trace is instead, or ""."""
+    """Return {name of a row: [(phase, ts, dur), ...]}; and what is wrong with the trace, or ""."""
     for entry in trace:
         if not isinstance(entry, dict):
             return {}, "a trace with an entry that is no dict"

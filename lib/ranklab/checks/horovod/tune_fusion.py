@@ -1,4 +1,4 @@
-"""The check of tune_fusion: in 30 workloads of the model, with noise; it prints the score."""
+"""The check of tune_fusion: on 30 noisy workloads of the model; the score is printed."""
 
 from collections import Counter
 from numbers import Integral
@@ -30,9 +30,9 @@ AGAIN = "Measure the best ones again: with more calls a median has less noise."
 
 
 class Measured(NoisySteps):
-    """seconds_of, as the check gives it: what may not be asked is a Mistake.
+    """seconds_of, as the check gives it: a forbidden call is a Mistake.
 
-    times  {threshold: the seconds that it gave}
+    times  {threshold: the seconds that it returned}
     """
 
     def __init__(self, *args):
@@ -50,7 +50,7 @@ class Measured(NoisySteps):
         return seconds
 
     def lowest(self, average):
-        """Return the threshold that is fastest by the averages of what was measured."""
+        """Return the threshold that is fastest by the averages of its measurements."""
         return min(self.times, key=lambda threshold: average(self.times[threshold]))
 
 
@@ -74,7 +74,7 @@ def check_tune_fusion(tune):
 
 
 def _scores(tune):
-    """[(times the best, what it chooses, its Measured)] of all workloads."""
+    """Return [(ratio to the best time, the choice, its Measured)] for all workloads."""
     all_of = [Measured(workload) for workload in WORKLOADS]
     chosen = [_tuned(tune, each) for each in all_of]
     return [(each.workload.score(one), one, each) for one, each in zip(chosen, all_of)]
@@ -93,7 +93,7 @@ def _tuned(tune, measured):
 
 
 def _mistake(score, chosen, measured, right, by_means):
-    """What is said of the worst workload, and why it may be: the first reason that holds."""
+    """Return the sentence on the worst workload, with the first likely reason that holds."""
     workload, asked = measured.workload, Counter(measured.asked)
     steps = sorted(asked)
     best, lowest = min(workload.grid(), key=workload.seconds), measured.lowest(median)

@@ -1,4 +1,4 @@
-"""The check of build_mesh: real ranks make the groups of several meshes, and talk in each."""
+"""The check of build_mesh: real ranks make the groups of several meshes, and use each."""
 
 import math
 import re
@@ -17,14 +17,14 @@ from ranklab.mesh import Mesh, build_mesh
 
 
 class Name(str):
-    """The name of an axis. Sets of names have another order on each rank, as under torchrun."""
+    """The name of an axis. Sets of names have a different order on each rank, as under torchrun."""
 
     def __hash__(self):
         return zlib.crc32(f"{dist.get_rank()} {self}".encode())
 
 
 class Axes(NamedTuple):
-    """Sizes of axes, for so many ranks."""
+    """Sizes of axes, for a given number of ranks."""
 
     ranks: int
     sizes: dict
@@ -69,8 +69,8 @@ def _sum_along(names):
 
 
 def _see(fn, case, ranks):
-    """Rehearse first. Where ranks make other groups, or in another order, they would wait for each
-    other.
+    """Rehearse first, then look. Ranks that make different groups, or in a different order, would
+    wait for each other.
     """
     if case.ranks != ranks.size:
         return
@@ -94,9 +94,9 @@ def _see(fn, case, ranks):
 
 
 def _rehearsed(fn, case):
-    """Return (the groups that it makes by default, in their order; what it raised).
+    """Return (the groups that it would make, in order; the error that it raised).
 
-    No group is made. Those that only their members make, use_local_synchronization, are left out.
+    No group is made. Those made only by their members, use_local_synchronization, are left out.
     """
     calls = []
 
@@ -140,7 +140,7 @@ def _group(mesh, names):
 
 
 def _sum(mesh, case, names, members):
-    """Sum over this rank's group, where all ranks have the right one: else nobody may answer."""
+    """Sum over this rank's group, if all ranks have the right one: otherwise nobody may answer."""
     is_wrong = torch.tensor(float(members != [*Mesh(case.sizes).ranks_along(names)]),
                             device=device())
     dist.all_reduce(is_wrong)
@@ -160,7 +160,7 @@ def _see_refusal(fn, case, ranks):
 
 
 def by_reshaping(axes, joined=()):
-    """Cut a tensor of all ranks into rows: each is a group."""
+    """Cut a tensor of all ranks into rows, each of which is a group."""
     mesh, names = Mesh(axes), [*axes]
     if mesh.size != dist.get_world_size():
         raise ValueError(f"{mesh.size} is not {dist.get_world_size()}")

@@ -64,7 +64,7 @@ def check_choose_layout(choose_layout):
 
 
 def _case(numbers):
-    """(Job, GPUs, Machine); the job's own micro-batch is not the best one."""
+    """Return (Job, GPUs, Machine); the job's own micro-batch is not the best one."""
     blocks, width, heads, tokens, batch, gpus, gb, links = numbers
     return (Job(GPTConfig(50304, tokens, blocks, heads, width), batch, 8), gpus,
             replace(machine("A100"), memory_bytes=gb * 1e9, **dict(zip(LINKS, links))))
@@ -90,7 +90,7 @@ def _chosen(choose_layout, name):
 
 
 def _score(name, layout, size):
-    """A sentence about the choice; a wrong or slow one is a Mistake."""
+    """Return a sentence about the choice; raise a Mistake if it is wrong or slow."""
     (job, gpus, gpu), where = _case(JOBS[name]), f"{name}: {layout}, micro-batch {size},"
     wrong = _illegal(layout, size, job, gpus, gpu.node)
     expect(not wrong, f"{where} is not legal: {wrong}", LEGAL)
@@ -106,7 +106,7 @@ def _score(name, layout, size):
 
 @functools.cache
 def _best(name):
-    """Seconds of the fastest choice that is legal and fits."""
+    """Return the seconds of the fastest choice that is legal and fits."""
     job, gpus, gpu = _case(JOBS[name])
     found = [_planned(*choice, job, gpu) for choice in legal(job, gpus, gpu.node)]
     found.sort(key=lambda planned: step_time(*planned).total)
@@ -115,7 +115,7 @@ def _best(name):
 
 
 def _illegal(layout, size, job, gpus, node):
-    """The first broken rule, or None."""
+    """Return the first broken rule, or None."""
     dp, tp, pp, virtual = layout.dp, layout.tp, layout.pp, layout.virtual
     heads, blocks = job.config.n_head, job.config.n_layer
     rules = {

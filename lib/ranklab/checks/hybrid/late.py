@@ -1,4 +1,4 @@
-"""Messages that arrive late: what a race would show now and then is seen always."""
+"""Messages that arrive late, so that a race always shows instead of now and then."""
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ SENDS, RECEIVES = ("c10d::send",), ("c10d::recv_", "c10d::recv_any_source_")
 
 
 class Late(Waits):
-    """Inside, under gloo, a message arrives when this rank waits for it, and not before.
+    """A context in which, under gloo, a message arrives when this rank waits for it, not before.
 
     changed  how many tensors were written into while they were being sent
     """
@@ -42,8 +42,8 @@ class Late(Waits):
         return arriving
 
     def drop(self):
-        """Return how many handles nobody waited for. Their messages end here, and never arrive:
-        else later ones would land in the wrong place.
+        """Return how many handles nobody waited for. Their messages end here and never arrive:
+        otherwise later ones would land in the wrong place.
         """
         dropped = [message for message in self.messages if not self.is_over(message.work)]
         for message in dropped:
@@ -69,7 +69,7 @@ class _Messages(TorchDispatchMode):
 
 
 class _Message:
-    """A copy of the tensor travels in its place."""
+    """A message in transit: a copy is sent instead of the tensor."""
 
     def __init__(self, tensor, is_received):
         self.tensor, self.is_received, self.is_over = tensor.detach(), is_received, False
@@ -78,7 +78,7 @@ class _Message:
             self.tensor.fill_(NOT_HERE)
 
     def arrives(self):
-        """Return whether the tensor has changed on its way to another rank."""
+        """Return whether the tensor changed while it was sent to another rank."""
         is_first, self.is_over = not self.is_over, True
         if is_first and self.is_received:
             self.tensor.copy_(self.copy)

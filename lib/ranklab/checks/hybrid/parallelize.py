@@ -1,4 +1,4 @@
-"""The check of parallelize: a step of SGD in several layouts, beside one process."""
+"""The check of parallelize: a step of SGD in several layouts, compared with one process."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ def new_model(device):
 
 
 def _see(fn, layout, ranks):
-    """Look at a step; of in_one_process, at the boxes that this rank has of its weights."""
+    """Look at a step; for in_one_process, at this rank's boxes of its weights."""
     is_right = fn is in_one_process
     hybrid = Hybrid(layout.new_mesh(), layout, apply_by=None if is_right else fn)
     # The first is not on the meta device, so that a wrong order may train.
@@ -61,7 +61,7 @@ def _see(fn, layout, ranks):
 
 
 def _allowed(layout, stage):
-    """Return {cost: number} by formula; all sizes divide."""
+    """Return {cost: number} by formula; all sizes divide evenly."""
     share = shares(CONFIG, layout)[stage]
     block, root = parameters_of(CONFIG, layout, share)
     part = share.blocks * block + root
@@ -76,7 +76,7 @@ def _numbers(model):
 
 
 def _noted(owner, name):
-    """Return a list that gets, for each later call of the method, the size of its model."""
+    """Return a list to which each later call of the method adds the size of its model."""
     sizes, call = [], getattr(owner, name)
 
     def noting(model):

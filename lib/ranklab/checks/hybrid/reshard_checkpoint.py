@@ -20,7 +20,7 @@ OLD = -1.0  # what is trained, before it is loaded
 class Cut(NamedTuple):
     """A piece of a tensor, and the boxes in which the tensor was saved.
 
-    parts  in how many parts each dim was saved; or how many numbers each shard of ZeRO's had
+    parts  number of parts in which each dim was saved; or of elements in each ZeRO shard
     """
 
     name: str
@@ -37,15 +37,15 @@ class Cut(NamedTuple):
         return numbers + OTHER * KINDS.index(kind)
 
     def piece(self, kind):
-        """Return (the Piece, what is trained), which is larger: no two dims of the piece can be
-        one.
+        """Return (the Piece, the trained tensor), of which the piece is a part: no two dims of the
+        piece can be merged.
         """
         trained = torch.full((*(n + 1 for n in self.sizes), 2), OLD)
         box = trained[(*map(slice, self.sizes), 0)]
         return Piece(self.name, kind, self.shape, self.offset, box), trained
 
     def boxes(self, kind):
-        """Return [(offset, tensor)], those that overlap the piece, the last one first."""
+        """Return [(offset, tensor)] of the boxes that overlap the piece, the last one first."""
         whole = self.whole(kind)
         if isinstance(self.parts, int):
             flat = whole.double().flatten()
@@ -124,7 +124,7 @@ def _see_refusal(fn, cut):
 
 
 def by_places(pieces, saved):
-    """Look up each number by its place in the whole tensor."""
+    """Look up each element by its place in the whole tensor."""
     filled = []
     for piece, boxes in zip(pieces, saved):
         there = {tuple(a + i for a, i in zip(offset, at)): tensor[at] for offset, tensor in boxes
@@ -160,15 +160,15 @@ AT_ONCE = "for target, source in overlaps:\n            target.copy_(source)"
 
 
 def _misplaced(says, *programs):
-    """Return the Slip of a wrong helper: each program is edits of the library's overlap(); and
-    without a count, and with another way to copy.
+    """Return the Slip of a wrong helper: each program consists of edits of the library's overlap();
+    also without a count, and with a different way to copy.
     """
     return Slip(says, *(edited(reshard_checkpoint, edits, overlap=edited(overlap, program))
                         for program in programs for edits in WAYS))
 
 
 def _by(key):
-    """Return a dict in place of the order of pieces."""
+    """Return a dict that replaces the order of pieces."""
     return (f"((each, {{{key.format('p')}: boxes for p, boxes in zip(pieces, saved)}}"
             f"[{key.format('each')}]) for each in pieces)")
 

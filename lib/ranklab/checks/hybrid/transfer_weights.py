@@ -22,7 +22,7 @@ STARTS_AT = {name: 100.0 * place for place, name in enumerate(SHAPES)}
 class Side(NamedTuple):
     """The layout of trainers or generators: rows x columns parts of a matrix, and copies of them.
 
-    flat  numbers of a shard of ZeRO's, or 0: then parts are boxes of whole rows and columns
+    flat  elements in a ZeRO shard, or 0: then parts are boxes of whole rows and columns
     """
 
     rows: int = 1
@@ -86,7 +86,7 @@ class Pair(NamedTuple):
         return held + [[]] * len(wanted), [[]] * len(held) + wanted
 
     def own(self, rank):
-        """Return this rank's Pieces, views of a larger tensor: two dims of one can't be joined."""
+        """Return this rank's Pieces, views of a larger tensor: their dims can't be merged."""
         if rank < self.trainers.ranks:
             return self.trainers.pieces(rank, _numbers(self.wide))
         return self.generators.pieces(rank - self.trainers.ranks, _old(self.narrow))
@@ -113,7 +113,7 @@ def _numbers(dtype):
 
 
 def _whole(name):
-    """Return numbers that float32 has and bfloat16 rounds."""
+    """Return numbers that are exact in float32 and rounded in bfloat16."""
     shape = SHAPES[name]
     return (torch.arange(math.prod(shape)).view(shape) + STARTS_AT[name] + 1) * 1.01
 
@@ -230,7 +230,7 @@ MEET = "if not intersect(want, held[rank][i]):"
 
 
 def _by(says, *programs):
-    """Return the Slip of a wrong plan: each program is edits of the library's routes()."""
+    """Return the Slip of a wrong plan: each program consists of edits of the library's routes()."""
     return Slip(says, *(edited(transfer_weights, (), routes=edited(routes, program))
                         for program in programs))
 

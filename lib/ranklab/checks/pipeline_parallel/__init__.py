@@ -1,8 +1,8 @@
 """The exercises and predictions of lab 09, in the order of the lab.
 
     schedules.py          schedules: whether they can run, and what they cost
-    numbers.py            what is computed from a schedule; where a model is cut
-    refusals.py           arguments with which nothing can be done
+    numbers.py            numbers computed from a schedule; where a model is cut
+    refusals.py           invalid arguments
     pipeline_executor.py  PipelineExecutor: real ranks run schedules of all kinds
 """
 

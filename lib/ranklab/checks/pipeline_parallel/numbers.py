@@ -1,4 +1,4 @@
-"""The proofs of what is computed from a schedule, and of where a model is cut."""
+"""The proofs of numbers computed from a schedule, and of where a model is cut."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ SCHEDULES = {
 # --- bubble_fraction ------------------------------------------------------------------------------
 
 class Timed(NamedTuple):
-    """Spans of a schedule, or measured ones; flush is None where it is not given."""
+    """Spans of a schedule, or measured ones; flush is None if not given."""
 
     name: str
     flush: bool | None
@@ -58,7 +58,7 @@ def _see_bubble(fn, timed):
 
 
 def by_gaps(spans, flush=True):
-    """Add up the gaps between a rank's spans, and with a flush those at its two ends."""
+    """Add up the gaps between a rank's spans and, with a flush, those at its two ends."""
     times = defaultdict(list)
     for span in spans:
         times[span.rank].append((span.start, span.end))
@@ -219,7 +219,7 @@ IN_FLIGHT = Proof(
 # --- stale_weights --------------------------------------------------------------------------------
 
 class Versions(NamedTuple):
-    """A schedule; stash is None where it is not given."""
+    """A schedule; stash is None if not given."""
 
     name: str
     stash: bool | None
@@ -251,7 +251,7 @@ def _of_action(actions, got, due):
 
 
 def by_counting(schedule, stash=True):
-    """Count again for each action: the B of its stage before it, or before its F."""
+    """Count for each action separately: the B of its stage before it, or before its F."""
     return {action: sum(a[:2] == ("B", action.stage) for a in actions[:actions.index(
         action._replace(kind="F") if stash else action)])
         for actions in schedule for action in actions}
@@ -345,7 +345,7 @@ def _of_layers(layers, _):
 
 @functools.cache
 def _least(cut):
-    """The smallest possible largest sum, of all ways to cut."""
+    """Return the smallest largest sum over all ways to cut."""
     return min(max(sum(cut.costs[a:b]) for a, b in itertools.pairwise((0, *inner, len(cut.costs))))
                for inner in itertools.combinations(range(1, len(cut.costs)), cut.stages - 1))
 

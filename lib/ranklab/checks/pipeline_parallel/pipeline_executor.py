@@ -1,4 +1,4 @@
-"""The proof of PipelineExecutor: real ranks run schedules of all kinds, beside one process."""
+"""The proof of PipelineExecutor: real ranks run schedules of all kinds, against one process."""
 
 import gc
 import weakref
@@ -24,10 +24,10 @@ WIDE = {"ZB-H1": torch.float64}  # the type of outputs, where it is not float32
 
 
 class Layer(nn.Module):
-    """A stage: (x, targets) -> output; of the last one the sum of a loss, of stage 1 with other
+    """A stage: (x, targets) -> output; the last stage's is the sum of a loss, stage 1's has other
     strides.
 
-    living  references to outputs, of all stages of a rank; most: how many were there at a time
+    living  references to outputs of all stages of a rank; most: the most alive at a time
     """
 
     def __init__(self, number, last, dtype, living=None):
@@ -68,7 +68,7 @@ COST = GRAPH, FOR_W, MESSAGES, SENT, AT_ONCE, LEFT_OUT, LEFT, WITHOUT
 
 
 class Arriving:
-    """The handle of a message that is in `target` until it is taken."""
+    """The handle of a message that stays in `target` until it is taken."""
 
     def __init__(self, work, target):
         self.work, self.target = work, target
@@ -83,7 +83,7 @@ class Arriving:
 
 
 def watched(executor_class, waits):
-    """Return the class; what would hang later, or depend on chance, is an error at once."""
+    """Return the class, changed to raise at once where it would hang later or depend on chance."""
 
     class Watched(executor_class):
         nothing = 0  # I that left nothing
@@ -176,7 +176,7 @@ def _see(executor_class, name, ranks):
 
 
 class OneProcess:
-    """All stages on each rank, one micro-batch after the other, and no message."""
+    """All stages on each rank, one micro-batch after another, without messages."""
 
     def __init__(self, stages, last, new_hidden, group=None, weight_queue=None):
         self.stages, self.last, self.weight_queue = stages, last, weight_queue

@@ -1,4 +1,4 @@
-"""Arguments with which nothing can be done: each must be a ValueError with a sentence."""
+"""Invalid arguments: each must raise a ValueError with a sentence."""
 
 from typing import NamedTuple
 

@@ -1,6 +1,6 @@
 """The proofs of schedules. No process is needed: a schedule is data, and its times are computed.
 
-What is looked at is whether it can run and what it costs, so any schedule within the bounds passes.
+They check whether it can run and what it costs, so any schedule within the bounds passes.
 """
 
 import functools
@@ -19,7 +19,7 @@ SEND = 0.25  # of a forward: the time of a message
 
 
 class Shape(NamedTuple):
-    """P ranks, M micro-batches; V stages on each rank, where the function asks for it."""
+    """P ranks, M micro-batches; V stages on each rank, if the function takes V."""
 
     P: int
     M: int
@@ -60,7 +60,7 @@ def _see(held_at_most, more, fn, shape):
 
 
 def _strange(schedule):
-    """Return why it is no schedule at all, or ""."""
+    """Return why it is not a schedule at all, or ""."""
     if not isinstance(schedule, Sequence) or not all(isinstance(a, Sequence) for a in schedule):
         return "it is no tuple with a tuple of actions for each rank"
     return next((f"rank {rank}: {action!r} is no Action(kind, stage, micro_batch)"
@@ -371,7 +371,7 @@ INTERLEAVED = Proof(
 # --- zero bubble ----------------------------------------------------------------------------------
 
 class Scored(Proof):
-    """A Proof whose last sentence is a score: how the schedule does beside the published ones."""
+    """A Proof whose last sentence is a score: the schedule compared with published ones."""
 
     def prove(self, fn):
         yield from super().prove(fn)

@@ -1,14 +1,14 @@
 """The exercises and predictions of lab 13, in the order of the lab.
 
-    parts.py    what a GpuMemory or a Step shows
+    parts.py    the parts of a GpuMemory or a Step
     cost.py     cost_per_token
-    rough.py    rough_step_seconds: its score is the error on published runs, so it has a check of
-                its own
+    rough.py    rough_step_seconds: its score is the error on published runs, so it has its own
+                check
     memory.py   memory_per_gpu
     step.py     step_time
     scaling.py  scaling_curve
-    search.py   search_layouts: open, and judged by how fast its first layout is, so it has a check
-                of its own
+    search.py   search_layouts: open, and judged by the speed of its first layout, so it has its
+                own check
 """
 
 from ranklab.checks.planner.cost import COST

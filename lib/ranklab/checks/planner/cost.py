@@ -1,4 +1,4 @@
-"""cost_per_token: beside the FLOPs of a token by hand."""
+"""cost_per_token: compared with the FLOPs of a token by hand."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from ranklab.planner.cost import cost_per_token
 
 
 class Case(NamedTuple):
-    """A model and a GPU; price: dollars an hour."""
+    """A model and a GPU; price: dollars per hour."""
 
     model: str
     node: str
@@ -32,7 +32,7 @@ def _see(fn, case):
 
 
 def by_hand(model, sequence, machine, mfu, price):
-    """Compute the dollars of a token by hand.
+    """Compute the dollars per token by hand.
 
     6 FLOPs for each active parameter; for attention 12 for each number of all heads and each token
     of the sequence.

@@ -19,7 +19,7 @@ SMALL = Model(8, 256, 8, 1024, 512, tied=True)
 
 
 class Case(NamedTuple):
-    """A plan for a model, by its name or itself; tool: what is asked for in place of plan.tool."""
+    """A plan for a model, or a model's name; tool: the one to use instead of plan.tool."""
 
     name: str
     model: str | Model
@@ -86,7 +86,7 @@ def _see(fn, case):
 
 
 def of_all_ranks(model, plan, machine, tool=None, constants=CONSTANTS):
-    """Ask every stage, whatever it has, and add up its parts one by one."""
+    """Compute every stage, and add up its parts one by one."""
     tool = tool or plan.tool
     if tool == "ours":
         return ours(model, plan, constants)

@@ -1,4 +1,4 @@
-"""What a GpuMemory or a Step shows: its parts, each a number of its own."""
+"""The parts of a GpuMemory or a Step, each a separate number."""
 
 from ranklab.checks.prover import Told
 from ranklab.checks.trial import told_apart
@@ -7,10 +7,10 @@ ROUNDING = 1e-9  # of the sum of all parts: less than that is the difference of 
 
 
 def parts_of(outcome, kind, tell, first=()):
-    """Return {part: Told} of an instance of `kind`; of another thing its type alone.
+    """Return {part: Told} of an instance of `kind`; for anything else, only its type.
 
     kind   GpuMemory or Step
-    tell   what is seen, what is right -> a text: in_gb or in_seconds
+    tell   (what is seen, what is right) -> a text: in_gb or in_seconds
     first  the parts that come before all others
     """
     if not isinstance(outcome, kind):

@@ -13,7 +13,7 @@ HOURS = 6 * 405e9 * 15.6e12 / (0.4 * find_node("h100-dgx").peak_flops) / 3600 / 
 
 
 def times():
-    """A token on A10Gs at 35% beside one on A100s at 50%."""
+    """Return the cost of a token on A10Gs at 35%, relative to one on A100s at 50%."""
     model, prices = MODELS["llama2-13b"], (("a10-pcie", 0.35, 1.006), ("a100-40gb-dgx", 0.5, 2.74))
     a10, a100 = (cost_per_token(model, 2048, find_node(node), mfu, price)
                  for node, mfu, price in prices)

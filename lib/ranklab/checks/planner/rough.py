@@ -1,7 +1,7 @@
 """rough_step_seconds: five rules that must hold, then its median error on published runs.
 
 The rules are ratios of two predictions, so any efficiency will do, and other terms may be added as
-long as they are small. The last word has what clusters really took.
+long as they are small. The measured times of clusters have the last word.
 """
 
 import math
@@ -37,7 +37,7 @@ EFFICIENCY = "Change the efficiency: a higher one makes all predictions shorter.
 
 
 class Rule(NamedTuple):
-    """Two trainings; the second takes `times` as long as the first."""
+    """Two training runs; the second takes `times` as long as the first."""
 
     holds: str
     first: tuple

@@ -1,4 +1,4 @@
-"""scaling_curve: from any first number of GPUs, with a batch that stays and one that grows."""
+"""scaling_curve: from any first number of GPUs, with a constant batch and with a growing one."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,7 +15,7 @@ PIPED = Plan(dp=2, tp=8, pp=2, sequence=4096, micro_batch=4, micro_batches=32, z
 
 
 class Case(NamedTuple):
-    """A plan on other numbers of GPUs; `why` is said of those that do not divide."""
+    """A plan on different numbers of GPUs; `why` is told about those that do not divide."""
 
     model: str
     plan: Plan

@@ -75,7 +75,7 @@ def check_search_layouts(search_layouts):
 
 
 def _error(search, where, *asked, **how):
-    """The NoLayout that it raises."""
+    """Return the NoLayout that it raises."""
     try:
         search(*asked, **how)
     except NoLayout as error:
@@ -86,7 +86,7 @@ def _error(search, where, *asked, **how):
 
 
 def _searched(search, name):
-    """(the list of a search, the Plans that `watch` got); all fit, and the fastest come first."""
+    """Return (a search's list, the Plans that `watch` got); check that all fit, fastest first."""
     *case, tools, reserve = CASES[name]
     watched = []
 
@@ -114,7 +114,7 @@ def _searched(search, name):
 
 
 def _score(name, found):
-    """Each entry (of a long list some) is legal, and its numbers are of its plan."""
+    """Check that each entry (of a long list, some) is legal, with the numbers of its plan."""
     model, machine, *_ = CASES[name]
     for each in found[::max(1, len(found) // MOST)]:
         _is_right(name, each)
@@ -145,7 +145,7 @@ def _is_right(name, found):
 
 @functools.cache
 def _best(name):
-    """What the library finds."""
+    """Return the library's layouts, the fastest first."""
     *case, tools, reserve = CASES[name]
     return Request(*case, tools, **reserve).search()
 

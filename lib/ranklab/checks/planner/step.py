@@ -56,8 +56,8 @@ def _see(fn, case):
 
 
 def of_each_stage(model, plan, machine, constants=CONSTANTS):
-    """Make a list of the seconds of each stage for one micro-batch; all else is of its mean and of
-    its largest.
+    """Make a list of the seconds of each stage for one micro-batch; the rest follows from its mean
+    and its largest.
     """
     M = plan.micro_batches
     layers = layer_seconds(model, plan, machine, constants)

@@ -43,7 +43,7 @@ CASES = (
 
 
 def _see(fn, case, ranks):
-    """Where ranks differ nothing travels at first: what one calls may not depend on its loss."""
+    """Look without messages first where ranks differ: calls may not depend on a rank's loss."""
     weight = torch.tensor(case.losses.get(dist.get_rank(), FINITE_LOSS), dtype=case.dtype,
                           device=device(), requires_grad=True)
     if not all(map(math.isfinite, case.losses.values())):

@@ -1,4 +1,4 @@
-"""What the messages of one call show, of a function that talks to its neighbours in a ring."""
+"""The messages of one call of a function that communicates with its neighbours in a ring."""
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +22,7 @@ WAIT = ("isend and irecv return a handle. Keep the handle of each, and wait for 
 
 
 def sent_by(call):
-    """Return (what it returns, its Traffic, {name: what must hold of any ring})."""
+    """Return (the call's result, its Traffic, {name: what must hold for any ring})."""
     with OthersExist():
         value, traffic, dropped = watched(call)
     return value, traffic, {DROPPED: AtMost(dropped, 0),
@@ -30,8 +30,8 @@ def sent_by(call):
 
 
 class OthersExist(TorchDispatchMode):
-    """Inside, a message to itself, or to a rank that is not there, is a ValueError: gloo would read
-    wild memory.
+    """A mode in which a message to the rank itself, or to a missing rank, raises ValueError: gloo
+    would read invalid memory.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

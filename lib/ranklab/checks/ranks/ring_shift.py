@@ -27,7 +27,7 @@ class Case(NamedTuple):
         return f"{self.dtype} of shape {self.shape}"
 
     def x(self, turn, rank):
-        """Make the x of a rank in a turn: no two of them are equal, unless they are empty."""
+        """Make the x of a rank in a turn: no two are equal, unless they are empty."""
         x = torch.arange(math.prod(self.shape)) + 1000 * (rank + 1) + 100 * turn
         return x.to(device(), getattr(torch, self.dtype)).reshape(self.shape)
 
@@ -37,7 +37,7 @@ CASES = FIRST, Case((0,), "int64"), Case((2, 3), "int64"), Case((25_001,), "floa
 
 
 def _see(fn, case, ranks):
-    """Two calls, and then a look: what is kept from the first is overwritten by the second."""
+    """Call twice, and then look: memory kept from the first call is overwritten by the second."""
     xs = [case.x(turn, dist.get_rank()) for turn in (0, 1)]
     calls = [sent_by(functools.partial(fn, x, **ranks.keywords)) for x in xs]
     for turn, (x, (got, traffic, messages)) in enumerate(zip(xs, calls)):

@@ -1,6 +1,6 @@
 """roll_call: the same list on every rank, in time, by few calls to the store and no collective.
 
-Here each rank is a thread. So a rank can be held between two calls, while another one calls.
+Here each rank is a thread, so a rank can be held between two calls while another one calls.
 """
 
 import textwrap
@@ -62,7 +62,7 @@ def _counted(name):
 
 
 class CountedStore(dist.Store):
-    """What one rank sees of the store that all share; it stops after `held` calls."""
+    """One rank's view of the store that all share; it stops after `held` calls."""
 
     def __init__(self, shared, held, pause):
         super().__init__()
@@ -74,7 +74,7 @@ class CountedStore(dist.Store):
 
 
 def _trial(roll_call, seconds, cases):
-    """[(list, seconds, calls to the store, collectives) of each rank that calls], case by case"""
+    """[(list, seconds, calls to the store, collectives) of each calling rank], case by case"""
     def call(shared, rank, ranks, start, held):
         store = CountedStore(shared, held if rank == 0 else None, PAUSE * seconds)
         time.sleep(start * seconds)
@@ -124,7 +124,7 @@ def _judged(name, of_ranks, seconds):
 
 
 def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
-    """Returns how many calls to the store a rank made at most."""
+    """Compare all ranks; return the largest number of calls to the store on a rank."""
     missing = [rank for rank in range(ranks) if starts.get(rank, LATE) == LATE]
     seen = ", ".join(f"rank {rank} has {textwrap.shorten(str(got), 40)}"
                      for rank, got in zip(starts, lists))

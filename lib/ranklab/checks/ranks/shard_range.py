@@ -1,4 +1,4 @@
-"""The check of shard_range: beside numpy's array_split."""
+"""The check of shard_range: compared with numpy's array_split."""
 
 import operator
 from collections import Counter

@@ -1,7 +1,7 @@
 """The exercises and predictions of lab 14, in the order of the lab.
 
     interval.py    optimal_interval, goodput
-    save.py        atomic_save: processes are killed in the middle, so it has a check of its own
+    save.py        atomic_save: processes are killed in the middle, so it has its own check
     resume.py      resume_exact
     elastic.py     elastic_batch
     straggler.py   find_straggler
@@ -9,7 +9,7 @@
     health.py      health_check
     corruption.py  silent_corruption
     spike.py       loss_spike
-    policy.py      recovery_policy: open, and judged by its score, so it has a check of its own
+    policy.py      recovery_policy: open, and judged by its score, so it has its own check
 """
 
 from ranklab.checks.clinic import bugs

@@ -18,7 +18,7 @@ BYTES = 8  # of a hash
 
 
 def _parameters():
-    """Of many types and shapes; the NaN is the same on all ranks."""
+    """Return parameters of many types and shapes; the NaN is the same on all ranks."""
     # Without randn(), whose last bits follow from the CPU's kernels.
     w, flat = torch.arange(300) * 2654435761 % 2**20 / 2**18 - 2, torch.arange(24.0)
     w = w.view(30, 10)
@@ -39,7 +39,7 @@ def _swap(tensor):
 
 
 class Change(NamedTuple):
-    """What is different on some members of the group, by their numbers in it."""
+    """A change on some members of the group, given by their numbers in it."""
 
     name: str
     members: tuple
@@ -57,7 +57,7 @@ class Change(NamedTuple):
 
 
 class Three(NamedTuple):
-    """Of four ranks two are alike, and that is no majority."""
+    """Two of four ranks are equal, which is no majority."""
 
     def __str__(self):
         return "three different ones"
@@ -100,7 +100,7 @@ def _see(fn, case, ranks):
 
 
 def _uses(fn, name):
-    """True when the function's own code, or that of a function inside it, mentions `name`."""
+    """Return whether the code of the function, or of a function inside it, mentions `name`."""
     codes = [code for code in [getattr(fn, "__code__", None)] if code]
     for code in codes:
         codes += [const for const in code.co_consts if hasattr(const, "co_names")]
@@ -112,7 +112,7 @@ def _content(tensor):
 
 
 def _right(case, size):
-    """By the bytes of all members, side by side."""
+    """Return the right answer, by comparing the bytes of all members."""
     right, members = {}, [case.parameters_of(member) for member in range(size)]
     for name in members[0]:
         row = [_content(parameters[name]) for parameters in members]
@@ -130,7 +130,7 @@ def sums(parameters, group=None, dtype=torch.float64):
 
 
 def bits_of_sums(parameters, group=None):
-    """Compare sums by their bits: NaN is unlike any other NaN, but not in its bits."""
+    """Compare the bits of sums: NaN differs from any NaN as a number, but not in its bits."""
     return sums(parameters, group, torch.int64)
 
 

@@ -31,7 +31,7 @@ def _see_plan(fn, case):
 
 
 def _form(plan, ranks):
-    """Return FORM, or what is there instead. (A generator can be read once only.)"""
+    """Return FORM, or what is there instead. (A generator can be read only once.)"""
     if not isinstance(plan, list | tuple):
         return f"a {type(plan).__name__}"
     if other := [each for each in plan if not isinstance(each, list | tuple)]:
@@ -79,7 +79,7 @@ def _rules(case, plan):
 
 
 def _see_gradient(fn, case):
-    """Each position has a loss of its own size, so that each weight counts."""
+    """Look at a gradient; each position's loss has a different size, so each weight counts."""
     x = torch.randn(case.batch, 3, generator=torch.Generator().manual_seed(0))
     x = (x * torch.arange(1, case.batch + 1)[:, None]).to(device())
     w = torch.full((3,), 0.1, device=device(), requires_grad=True)
@@ -125,7 +125,7 @@ SAME = ("In the mean over the batch all positions count the same: a micro-batch 
 
 
 def weighed(*weights):
-    """Return edits to these weights, of pieces that are even and of pieces as large as can be."""
+    """Return edits to these weights, for even pieces and for pieces as large as possible."""
     return [(WEIGHT, weight, PARTS, parts) for weight in weights for parts in (PARTS, FULL)]
 
 

@@ -1,4 +1,4 @@
-"""health_check: a probe whose seconds are given, so that no clock decides."""
+"""health_check: on a probe whose seconds are given, so that no clock decides."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ FASTEST = 0.01, 0.002  # seconds of a product, of a message
 
 
 class Faults(NamedTuple):
-    """What is wrong with a machine, and what is right to say; ranks are those of the group.
+    """The faults of a machine, and the right answer; ranks are numbered in the group.
 
-    ranks      how many there are at least
+    ranks      the smallest number of ranks
     slow       {rank: factor of its product}
-    products   ranks whose product is wrong; memories: whose memory is
+    products   ranks whose product is wrong; memories: ranks whose memory is
     links      {(rank, partner): factor of its measurement}
     """
 
@@ -52,7 +52,7 @@ class Probe:
     def message(self, partner, group=None):
         """Exchange a message with `partner`, and return its seconds.
 
-        `depth`: how many messages came one after the other, up to this one
+        `depth`: how many messages came one after another, up to this one
         """
         self.partners.append(partner)
         self.is_in_group &= group is self.ranks.group
@@ -82,7 +82,7 @@ class Case(NamedTuple):
 
 
 def _machines(R):
-    """Return the Faults of each case, where a machine has R ranks."""
+    """Return the Faults of each case for a machine of R ranks."""
     last, others, ring = R - 1, [*range(1, R)], Health([], [], [(R - 1, 0)])
     return (
         Faults("all are well", 1, Health([], [], [])),
@@ -108,7 +108,7 @@ def _machines(R):
 
 
 def _see(fn, case, ranks):
-    """A case that needs more ranks than there are shows nothing."""
+    """Look at a case; nothing is seen if it needs more ranks than there are."""
     faults = case.faults(ranks.size)
     if faults is None:
         yield {}

@@ -1,4 +1,4 @@
-"""optimal_interval and goodput: beside exact results, and beside a simulation."""
+"""optimal_interval and goodput: compared with exact results and with a simulation."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ RESTART = 600  # seconds
 # --- optimal_interval -----------------------------------------------------------------------------
 
 class Job(NamedTuple):
-    """Seconds of a checkpoint, and between failures."""
+    """Seconds per checkpoint, and between failures."""
 
     C: float
     M: float
@@ -66,7 +66,7 @@ def _gaps(M, count):
 
 @functools.cache
 def _least_lost(job):
-    """Return what is lost, in percent, with the best of 42 intervals."""
+    """Return the time lost, in percent, with the best of 42 intervals."""
     best, gaps = best_interval(*job), _gaps(job.M, 20_000)
     return min(100 - 100 * simulate(best * k / 20, job.C, gaps, RESTART) for k in range(8, 50))
 
@@ -148,7 +148,7 @@ INTERVAL = Proof(
 # --- goodput --------------------------------------------------------------------------------------
 
 class Timing(NamedTuple):
-    """Seconds of work between checkpoints, to save, between failures, to restart."""
+    """Seconds of work between checkpoints, of a save, between failures, of a restart."""
 
     T: float
     C: float
@@ -174,8 +174,8 @@ def _see_beside_simulated(fn, timing):
 def by_counting_failures(T, C, M, R):
     """Compute the goodput by counting failures.
 
-    A round fails with a chance of 1 - p, and then costs the time until its failure and a restart;
-    a restart is a round of its own, without work.
+    A round fails with probability 1 - p, and then costs the time until its failure and a restart;
+    a restart is itself a round, without work.
     """
     if min(T, M) <= 0:
         raise ValueError(f"T={T}, M={M}")

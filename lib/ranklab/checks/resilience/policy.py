@@ -1,4 +1,4 @@
-"""The check of recovery_policy: its score on traces, beside Daly's and an oracle's."""
+"""The check of recovery_policy: its score on traces, compared with Daly's and an oracle's."""
 
 import random
 from functools import cache
@@ -62,7 +62,7 @@ def _trace(name):
 
 @cache
 def _rivals(name):
-    """((the oracle's score, its spares), the score of Daly's interval with waiting)"""
+    """Return ((the oracle's score, its spares), the score of Daly's interval with waiting)."""
     job, seconds = REGIMES[name].job, REGIMES[name].days * DAY
     return oracle(job, _trace(name), seconds), _score(daly_policy, name)
 

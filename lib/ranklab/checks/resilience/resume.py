@@ -1,4 +1,4 @@
-"""resume_exact: a run that is put back, beside one that was never stopped."""
+"""resume_exact: a restored run, compared with one that was never stopped."""
 
 import copy
 import pickle
@@ -24,7 +24,7 @@ STATES = ("the model's state", "the optimizer's state", "the learning rate", "th
 
 
 class Moment(NamedTuple):
-    """After how many steps it is saved."""
+    """The number of steps after which the run is saved."""
 
     steps: int
     seed: int
@@ -40,7 +40,7 @@ def _run(seed, steps):
 
 
 def _state(run):
-    """Return {what: its value now}, for each thing that must be as it was."""
+    """Return {description: current value} of everything that must be restored."""
     loader, numpys = run.loader, np.random.get_state()
     values = (run.model.state_dict(), run.optimizer.state_dict()["state"],
               run.optimizer.param_groups[0]["lr"], run.scheduler.last_epoch, loader.order,
@@ -50,14 +50,14 @@ def _state(run):
 
 
 def _plain(value):
-    """Lists of numbers: two of them can be compared."""
+    """Convert to lists of numbers, which can be compared."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _beside(where, state, right):
-    """Return {what, where: whether it is as it was}."""
+    """Return {what, where: whether it was restored}."""
     return {f"{name} {where}": Must(
         SAME if state[name] == value else LOST if state[name] in ({}, []) else OTHER, SAME)
         for name, value in right.items()}
@@ -72,7 +72,7 @@ def _losses(run):
 
 
 def _see(fn, moment, ranks):
-    """Rank 0 has the run; rank 1 is the fresh process to which the pickled bytes are sent."""
+    """Look at a resume: rank 0 has the run; rank 1, a fresh process, gets the pickled bytes."""
     shown, sent = {}, [None, None]
     if ranks.index == 0:
         run, _ = _run(moment.seed, moment.steps)
@@ -101,7 +101,7 @@ def _see(fn, moment, ranks):
 
 
 def _pickled(saved):
-    """Return the bytes; None for what can't be pickled, and for None itself."""
+    """Return the pickled bytes; None if it can't be pickled, or is None."""
     try:
         return None if saved is None else pickle.dumps(saved)
     except Exception:

@@ -42,7 +42,7 @@ MEET = ("Each path needs a temporary file of its own: put the whole name of `pat
 
 
 def content(path):
-    """Say what is at `path`: "the old one", "the new one", or what is there instead."""
+    """Describe the file at `path`: "the old one", "the new one", or what is there instead."""
     try:
         found = torch.load(path, weights_only=False)
         return next((name for name, state in (("the old one", OLD), ("the new one", NEW))
@@ -97,7 +97,7 @@ def _free_descriptor(path):
 
 
 def _order(atomic_save):
-    """The order of the calls, so that a power failure does no harm either."""
+    """Check the order of the calls, so that a power failure does no harm either."""
     path, calls = _fresh(atomic_save), []
 
     def note(name, *args, src_dir_fd=None, **more):
@@ -126,7 +126,7 @@ def _order(atomic_save):
 
 
 def _killed(atomic_save):
-    """Killed before each call, after each of some numbers of bytes, and while it pickles."""
+    """Kill a save before each call, after several numbers of bytes, and while it pickles."""
     path, calls = _fresh(atomic_save), []
     with watched(lambda name, *_, **__: calls.append(name)):
         atomic_save(NEW, path)
@@ -166,7 +166,7 @@ def _errors(atomic_save):
 
 
 def _at_once(atomic_save):
-    """Two saves in one folder under way at once: the second one begins and ends in the first."""
+    """Run two saves in one folder at once: the second begins and ends during the first."""
     path = _fresh(atomic_save)
     other, where = path.with_name("rank.1"), "saves to rank.1 and rank.10 at once"
     try:

@@ -1,4 +1,4 @@
-"""loss_spike: losses of a small real run, and made ones, whose right answer is known."""
+"""loss_spike: losses of a small real run, and made-up ones, whose right answer is known."""
 
 import argparse
 import functools
@@ -19,7 +19,7 @@ INF, NAN = math.inf, math.nan
 
 
 class Run(NamedTuple):
-    """Losses without a spike: at each step of them it must say "go on"."""
+    """Losses without a spike: at each step the answer must be "go on"."""
 
     name: str
     losses: Callable
@@ -29,9 +29,9 @@ class Run(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Losses, the last one of which is to be judged, and what is right.
+    """Losses, the last of which is to be judged, and the right answer.
 
-    begin  a function of no argument, whose losses come first
+    begin  a function without arguments, whose losses come first
     """
 
     name: str
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
-    """Draw losses around level + fall x the part that is left."""
+    """Draw losses around level + fall x the fraction of steps left."""
     random = torch.Generator().manual_seed(seed)
     left = torch.linspace(1, 0, steps, dtype=torch.float64)
     return (level + fall * left + noise * torch.randn(steps, generator=random)).tolist()
@@ -55,7 +55,7 @@ def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
 def real_losses(steps=1000, rows=128, letters=128):
     """Train a small real model; return the losses.
 
-    It predicts each letter of Python's argparse.py from the letter before.
+    It predicts each letter of Python's argparse.py from the previous letter.
     """
     codes = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8)
     codes = codes.long().clamp(max=letters - 1)
@@ -75,7 +75,7 @@ def real_losses(steps=1000, rows=128, letters=128):
 
 
 def _normal(around=3.0, spread=0.1):
-    """300 losses, of which each 64 in a row are a normal distribution's quantiles."""
+    """Return 300 losses, of which any 64 in a row are quantiles of a normal distribution."""
     found = NormalDist(around, spread)
     return [found.inv_cdf((i * 37 % 64 + 0.5) / 64) for i in range(300)]
 

@@ -1,4 +1,4 @@
-"""find_straggler: seconds of what happens in real runs."""
+"""find_straggler: on step seconds with the patterns of real runs."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ TURNS = tuple((slice(i, None, 5), EVERY, 4.0) for i in (2, 3, 4))  # three of fi
 
 
 class Case(NamedTuple):
-    """Seconds of steps and ranks: a second each, with 3% of noise, but for the changes.
+    """Seconds of steps on ranks: a second each, with 3% noise, except for the changes.
 
     changes  (steps, ranks, factor), as indices
     options  threshold, recent
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Seconds that are refused."""
+    """Seconds that must be refused."""
 
     shape: tuple
 

@@ -24,7 +24,7 @@ STATE, STATES, BYTES, RANDOM = ("what JSON makes of the state", "the state of th
 
 
 class Life(NamedTuple):
-    """So many steps on so many ranks. `before`: steps that its streams do before they load."""
+    """Steps on a number of ranks. `before`: steps that its streams do before they load."""
 
     ranks: int
     steps: int
@@ -32,7 +32,7 @@ class Life(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Lives, each of which goes on from the state of the one before."""
+    """Lives, each of which continues from the state of the previous one."""
 
     lives: tuple
     lengths: tuple = MANY
@@ -47,7 +47,7 @@ class Run(NamedTuple):
         return f"batch {self.batch}, seed {self.seed}, {', then '.join(lives)}"
 
     def documents(self):
-        """Return Documents in which each token is another number."""
+        """Return Documents in which each token is a different number."""
         ends = [0, *accumulate(self.lengths)]
         return Documents([torch.arange(*pair) for pair in pairwise(ends)])
 
@@ -92,7 +92,7 @@ def _lives(fn, run):
 
 
 def _windows(parts, run, step, life):
-    """Return {name: value} of what the ranks get in a step."""
+    """Return {name: value} of the ranks' windows in a step."""
     kinds = {FORM if isinstance(part, torch.Tensor) and part.dim() == 2
              and part.dtype == torch.int64 else _kind(part) for part in parts}
     rows = sorted(row for part in parts for row in _rows(part))
@@ -117,7 +117,7 @@ def _rows(part):
 
 
 def _in_words(earlier):
-    """Return what says which tokens a step lacks, and which it should not have."""
+    """Return a function that says which tokens a step lacks, and which it should not have."""
     def tell(got, due):
         got, due = (Counter(token for row in rows for token in row) for rows in (got, due))
         lost, more = (sorted((one - other).elements()) for one, other in ((due, got), (got, due)))
@@ -144,7 +144,7 @@ def _some(tokens):
 
 
 def _read(owned, run, step):
-    """Return how many documents all ranks read since the last step, and how many are enough."""
+    """Return how many documents all ranks read since the last step, and how many suffice."""
     count = sum(len(documents.read) for documents in owned)
     for documents in owned:
         documents.read.clear()
@@ -153,7 +153,7 @@ def _read(owned, run, step):
 
 
 def _needed(run, number):
-    """Return in how many documents a window lies."""
+    """Return how many documents a window spans."""
     total, places = sum(run.lengths), range(number * run.window, (number + 1) * run.window)
     owners = []
     for place in places:
@@ -184,7 +184,7 @@ def _random_states():
 
 
 class OneLongText:
-    """Join all that has been needed so far, and cut it: right, and far too expensive."""
+    """Join all documents needed so far, and cut them: correct, and far too expensive."""
 
     def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
         self.documents, self.window, self.batch, self.seed = documents, window, batch, seed
@@ -220,7 +220,7 @@ PER_EPOCH = "(self.total // self.window or 1)"
 
 
 class Buffered:
-    """What a generator with a buffer is: the buffer is not saved, and all read everything."""
+    """A stream like a buffered generator: the buffer is not saved, and all read everything."""
 
     def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
         self.documents, self.window, self.batch, self.seed = documents, window, batch, seed

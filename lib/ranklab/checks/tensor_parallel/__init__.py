@@ -1,6 +1,6 @@
 """The exercises and predictions of lab 08, in the order of the lab.
 
-    inputs.py         a layer on ranks, beside the same in one process
+    inputs.py         a layer on ranks, compared with the layer in one process
     regions.py        copy_to_region, reduce_from_region
     linear.py         ColumnParallelLinear, RowParallelLinear
     attention.py      parallel_attention

@@ -26,7 +26,7 @@ SHARED = "k.weight", "k.bias", "v.weight", "v.bias"
 class Case(NamedTuple):
     """An attention of H query heads and KV key heads.
 
-    has_tokens  outside of the region each rank has its own tokens
+    has_tokens  outside the region each rank has its own tokens
     """
 
     KV: int
@@ -89,7 +89,7 @@ def _see(fn, case, ranks):
 
 
 def _made(fn, attention, keywords):
-    """Return the attention, or what each rank raised: each may name its own heads."""
+    """Return the attention, or each rank's error, which may name its own heads."""
     try:
         return fn(attention, **keywords)
     except LibrarysAnswer:

@@ -15,7 +15,7 @@ MANY = 2048  # data ranks of the largest runs
 
 
 class Runs(NamedTuple):
-    """Runs that differ in their seed; `ranks` are the tensor ranks that are looked at."""
+    """Runs that differ in their seed; `ranks` are the tensor ranks to compare."""
 
     R: int
     ranks: tuple
@@ -28,7 +28,7 @@ class Runs(NamedTuple):
 
 @dataclass
 class Alike:
-    """Which kinds of seeds are alike; the example is for the reader alone."""
+    """Which kinds of seeds are equal; the example is only for the reader."""
 
     kinds: str
     example: str = field(compare=False)
@@ -43,7 +43,7 @@ TWICE = tuple(f"a seed of two {whose}" for whose in (
 
 
 def no_seeds(*_):
-    """Stand in the answer's place as an oracle: of no seeds none is wrong."""
+    """Replace the answer as an oracle: without seeds, none is wrong."""
 
 
 def _see(fn, case):
@@ -67,7 +67,7 @@ def _see(fn, case):
 
 
 def _alike(pairs):
-    """Return what is alike and must not be, and the other way round, each with an example."""
+    """Return seeds that are equal and must not be, and vice versa, each with an example."""
     shared, uses, alike = {}, {}, {name: {} for name in (*TWICE, "shared")}
     for (seed, data_rank, rank), (number, own) in pairs.items():
         if shared.setdefault((seed, data_rank), number) != number:

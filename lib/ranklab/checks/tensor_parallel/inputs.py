@@ -1,6 +1,6 @@
-"""What the exercises of lab 08 share: forward and backward on ranks, and in one process.
+"""Shared by the exercises of lab 08: forward and backward on ranks, and in one process.
 
-With the oracle `in_one_process`, `see` shows what one process has, cut to this rank's part.
+With the oracle `in_one_process`, `see` shows the values of one process, cut to this rank's part.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ GROUP = "Hand `group` on to all that sends, and to get_rank and get_world_size."
 
 
 def in_one_process(*_, **__):
-    """Stand in the answer's place as an oracle; nobody calls it."""
+    """Replace the answer as an oracle; it is never called."""
 
 
 class Whole(NamedTuple):
@@ -34,7 +34,7 @@ class Whole(NamedTuple):
         return whole if self.at is None or whole is None else whole.index_select(self.dim, self.at)
 
     def leaf(self):
-        """Return this rank's part, with a gradient of its own."""
+        """Return this rank's part, as a leaf with its own gradient."""
         return self.part(self.tensor.detach()).clone().requires_grad_(self.tensor.requires_grad)
 
 
@@ -47,7 +47,7 @@ def normal(seed, *shape, dtype="float32"):
 def whole_numbers(seed, *shape, dtype="float32"):
     """Return random whole numbers, the same on all ranks: small sums are exact in every type.
 
-    In float64 they are a little larger, which float32 would lose.
+    In float64 they are slightly larger, by an amount that float32 would lose.
     """
     numbers = torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed))
     return numbers.to(device(), getattr(torch, dtype)) * (1 + 2.0**-26 * (dtype == "float64"))
@@ -59,7 +59,7 @@ def transposed(x):
 
 
 def filled(module, frozen="", numbers=whole_numbers):
-    """Return `module` with the same numbers on all ranks; parameters called `frozen` are."""
+    """Return `module` with the same numbers on all ranks; parameters named `frozen` are frozen."""
     for place, (name, p) in enumerate(module.to(device()).named_parameters()):
         p.data.copy_(numbers(place, *p.shape) / 2)
         p.requires_grad_(not (frozen and name.startswith(frozen)))
@@ -67,7 +67,7 @@ def filled(module, frozen="", numbers=whole_numbers):
 
 
 def stages(holds, see, cases, also=()):
-    """Return two stages: on all of four ranks, then in groups of one, two and three of them.
+    """Return two stages: on all four ranks, then in groups of one, two and three of them.
 
     also  more cases for all ranks
     """
@@ -77,14 +77,14 @@ def stages(holds, see, cases, also=()):
 
 
 def seen_of(fn, ranks, call, tensors, one, wholes, weights, forward=(), backward=()):
-    """Yield what two calls show, then what is seen after a backward of each.
+    """Yield the observations of two calls, then those after a backward of each.
 
     call     () -> this rank's value
-    tensors  {name: what this rank has}; none may change
+    tensors  {name: this rank's tensor}; none may change
     one      () -> the value in one process
     wholes   {name: Whole} of all tensors
     weights  the Whole of the value's gradient
-    forward, backward  the bytes of each message that a call needs; None: not looked at
+    forward, backward  the bytes of each message that a call needs; None: not checked
     """
     is_one = fn is in_one_process
     if is_one:
@@ -119,7 +119,7 @@ def seen_of(fn, ranks, call, tensors, one, wholes, weights, forward=(), backward
 
 
 def messages(ranks, traffic, needed, when, calls=1):
-    """Return what was sent, beside the bytes of each message that one call needs."""
+    """Return what was sent, with the bytes of each message that one call needs."""
     outside = {rank for op in traffic.ops for rank in op.group} - {*ranks.members}
     values = {f"the list of other groups' ranks that it meets in {when}": Must(sorted(outside), [])}
     if needed is None:
@@ -134,8 +134,8 @@ def messages(ranks, traffic, needed, when, calls=1):
 
 
 def seen_of_parameters(fn, module, wholes):
-    """Return what is seen of a layer's parameters: this rank's parts alone, which know what they
-    are part of.
+    """Return the observations of a layer's parameters: only this rank's parts, marked with the
+    whole to which they belong.
 
     wholes  {name: Whole}
     """
@@ -160,6 +160,6 @@ def seen_of_parameters(fn, module, wholes):
 
 
 def refusal_of(fn, call):
-    """Return what is seen where a ValueError is right."""
+    """Return the observations of a call that must raise ValueError."""
     is_refused = fn is in_one_process or refuses(call)
     return {"what it raises": Must("ValueError" if is_refused else "no ValueError", "ValueError")}

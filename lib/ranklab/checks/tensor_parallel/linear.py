@@ -26,11 +26,11 @@ FUSED = 24, 12, 12  # q, k and v in one matrix of OUT rows
 
 
 class Case(NamedTuple):
-    """A linear layer, and how x enters it or its value leaves it.
+    """A linear layer, and how x enters it or its output leaves it.
 
     frozen      the name of a parameter that is not trained
     is_flat     x has two dims
-    has_tokens  outside of the region each rank has its own tokens
+    has_tokens  outside the region each rank has its own tokens
     """
 
     name: str
@@ -72,7 +72,7 @@ MEMORY = ("the list of its parameters", "weight", "bias", "its bias", "bytes of 
 
 
 def _see(layer_class, case, ranks, x, cuts, weights, one=nn.Linear.__call__, options=(), **sent):
-    """Yield what a layer shows when it is made of a copy of case.linear(), and when it runs.
+    """Yield the observations of a layer made from a copy of case.linear(), and of its calls.
 
     cuts  {name: (dim, indices)} of its parameters
     one   (the linear, x) -> the value in one process
@@ -87,9 +87,9 @@ def _see(layer_class, case, ranks, x, cuts, weights, one=nn.Linear.__call__, opt
 
 
 def _made(layer_class, linear, keywords):
-    """Return (the layer of a copy of `linear`, what is seen of that copy).
+    """Return (the layer of a copy of `linear`, the observations of that copy).
 
-    Is its weight free when the caller drops it?
+    Is the copy's weight freed when the caller drops it?
     """
     if layer_class is in_one_process:
         return linear, _after_init(linear, linear) | {"bytes of the whole weight": AtMost(0, 0)}
@@ -147,7 +147,7 @@ def gather_outputs(y, group):
 
 
 def divisible(size, group):
-    """Return how many of `size` the ranks divide."""
+    """Return the largest multiple of the ranks up to `size`."""
     return size - size % dist.get_world_size(group)
 
 

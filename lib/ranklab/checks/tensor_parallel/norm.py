@@ -36,7 +36,7 @@ CASES = (Case("LayerNorm"),
 
 
 def _see(fn, case, ranks):
-    """As often as seen_of() calls it; then the norm by itself, as if nothing had been."""
+    """Look at the calls of seen_of(); then at the norm called alone, which must work as before."""
     norm = filled(case.norm(C, **case.options), case.frozen, normal)
     alone, changed = copy.deepcopy(norm), copy.deepcopy(norm)
     x = Whole(normal(3, B, T, C).requires_grad_(), 1, ranks.at(T))

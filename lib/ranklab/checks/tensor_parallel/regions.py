@@ -19,7 +19,7 @@ STRIDES = ("clone() keeps the strides, and numbers travel in their order in memo
 class Case(NamedTuple):
     """x of one row, or one row on each rank.
 
-    has_outside  x is used outside of the region, too
+    has_outside  x is also used outside the region
     """
 
     name: str
@@ -51,7 +51,7 @@ CASES = (Case("float32"), Case("float64", "float64"), Case("bfloat16", "bfloat16
 # --- f --------------------------------------------------------------------------------------------
 
 def _see_copy(fn, case, ranks):
-    """Rows of the whole value: what each rank reads, and what is used outside, by all."""
+    """Look at rows of the whole value: those each rank reads, and those that all use outside."""
     x, R = Whole(case.x(1)), ranks.size
     local = case.leaf(x, ranks)
     rows = torch.tensor([ranks.index] + [R] * case.has_outside, device=local.device)
@@ -127,7 +127,7 @@ COPY_CALL = "RegionFunction.apply(x, group, identity, all_reduce_sum)"
 
 
 def _backward(function):
-    """Return the edit that puts another function into backward of f."""
+    """Return the edit that puts a different function into the backward of f."""
     return COPY_CALL, f"RegionFunction.apply(x, group, identity, {function})"
 
 
@@ -185,7 +185,7 @@ COPY = Proof(
 # --- g --------------------------------------------------------------------------------------------
 
 def _see_reduce(fn, case, ranks):
-    """Row r of x is on rank r."""
+    """Look at a sum whose row r of x is on rank r."""
     x = Whole(case.x(ranks.size), 0, ranks.at(ranks.size))
     local = case.leaf(x, ranks)
     yield from seen_of(fn, ranks, lambda: fn(local, **ranks.keywords), {"x": local},
@@ -208,7 +208,7 @@ REDUCE_CALL = "RegionFunction.apply(x, group, all_reduce_sum, identity)"
 
 
 def _forward(function):
-    """Return the edit that puts another function into forward of g."""
+    """Return the edit that puts a different function into the forward of g."""
     return REDUCE_CALL, f"RegionFunction.apply(x, group, {function}, identity)"
 
 

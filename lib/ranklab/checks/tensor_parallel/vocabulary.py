@@ -76,7 +76,7 @@ def _see_loss(fn, case, ranks):
 
 
 def cost_of(fn, ranks):
-    """Return (bytes a target, as in one all-reduce that sends each 2 (R-1)/R times; messages)."""
+    """Return (bytes per target, as in one all-reduce that sends each 2 (R-1)/R times; messages)."""
     logits = COUNTED.logits(ranks).leaf().mT.contiguous().mT
     with Traffic() as traffic:
         fn(logits, COUNTED.targets(), LARGE, **ranks.keywords)
@@ -85,7 +85,7 @@ def cost_of(fn, ranks):
 
 
 class Scored(Proof):
-    """A Proof that tells the score last."""
+    """A Proof that prints the score last."""
 
     def prove(self, fn):
         yield from super().prove(fn)
@@ -99,7 +99,7 @@ def _score(fn):
 
 
 def gathered(x, group):
-    """Return the tensors of all ranks, in rank order; the gradient of its own comes back."""
+    """Return the tensors of all ranks, in rank order; backward returns this rank's gradient."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, x.detach().contiguous(), group=group)
     parts[dist.get_rank(group)] = x
@@ -220,7 +220,7 @@ class Rows(NamedTuple):
     """An embedding of V rows.
 
     token       all tokens are this one
-    has_tokens  outside of the region each rank has its own tokens
+    has_tokens  outside the region each rank has its own tokens
     """
 
     name: str

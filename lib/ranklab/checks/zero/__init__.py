@@ -1,8 +1,8 @@
 """The exercises and predictions of lab 06, in the order of the lab.
 
-Read toys.py first, the small models, and training.py, which trains them beside one process; then
-the exercise's own file. sharded_muon_step and units_to_keep are open and have a score, and so a
-check of their own.
+Read toys.py first, the small models, and training.py, which compares their training with one
+process; then the exercise's own file. sharded_muon_step and units_to_keep are open and have a
+score, so they have their own checks.
 """
 
 from ranklab.checks.clinic import bugs

@@ -1,4 +1,4 @@
-"""The check of deepspeed_config: what DeepSpeed reads, key by key, for several goals."""
+"""The check of deepspeed_config: the keys that DeepSpeed reads, one by one, for several goals."""
 
 import json
 from typing import NamedTuple
@@ -10,8 +10,8 @@ PARAMETERS, BATCH, MICRO_BATCH = 1.3e9, 256, 4
 
 
 class Goal(NamedTuple):
-    """GPUs, GB of each, GB of it beside the states; the fastest way that fits: a stage, optimizer
-    and parameters offloaded.
+    """GPUs, GB of each, GB of that not for the states; the fastest way that fits: a stage, whether
+    optimizer and parameters are offloaded.
     """
 
     ranks: int
@@ -59,7 +59,7 @@ def _see_config(fn, goal):
 
 
 def _as_text(config, path):
-    """Return as JSON what DeepSpeed reads at this path: true is not 1, 8 is not 8.0."""
+    """Return the value that DeepSpeed reads at this path as JSON: true is not 1, 8 is not 8.0."""
     for key in path.split("."):
         config = (config if isinstance(config, dict) else {}).get(key, MISSING.get(key))
     return json.dumps(config, default=str)

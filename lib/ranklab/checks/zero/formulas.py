@@ -1,6 +1,6 @@
 """The checks of zero_memory and zero_traffic: the paper's numbers, and those of float32 with Adam.
 
-That a real step holds and sends as much, section 7 of the lab shows by the learner's own formulas.
+Section 7 of the lab shows that a real step holds and sends as much as the learner's formulas say.
 """
 
 import math
@@ -20,7 +20,7 @@ REFUSE = Slip("Keep the check of `stage`, which raises a ValueError.", (CHECKED,
 
 
 class Memory(NamedTuple):
-    """A model, and the bytes of each number where they are not the default."""
+    """A model, and the bytes per number where they are not the default."""
 
     stage: int
     parameters: float
@@ -45,7 +45,7 @@ def _see_states(fn, case):
 
 def states_of_a_rank(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2,
                      optimizer_bytes=12):
-    """Deal the numbers out to the ranks, as evenly as it goes."""
+    """Deal the numbers out to the ranks as evenly as possible."""
     each, left = divmod(parameters, ranks)
     fullest = each + (left > 0)
     held = {0: (parameters,) * 3, 1: (parameters, parameters, fullest),
@@ -130,7 +130,7 @@ MEMORY = Proof(
 # --- zero_traffic ---------------------------------------------------------------------------------
 
 class Bytes(NamedTuple):
-    """A step on so many bytes of parameters, of which some are resident."""
+    """A step on a number of bytes of parameters, some of them resident."""
 
     stage: int
     nbytes: float
@@ -152,7 +152,7 @@ def _see_sent(fn, case):
 
 
 def sent_in_rings(stage, nbytes, ranks, resident_bytes=0):
-    """Send the R-th part to the next rank, R-1 times in each of the collectives."""
+    """Send 1/R of the bytes to the next rank, R-1 times in each collective."""
     collectives = {0: 2, 1: 2, 2: 2, 3: 3}
     if stage not in collectives:
         raise ValueError(stage)

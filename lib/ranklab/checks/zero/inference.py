@@ -18,7 +18,7 @@ COST = SENT, CALLS
 
 
 class Forward(Units):
-    """What a forward shows, and that it gathers each unit once."""
+    """The observations of a forward, and that it gathers each unit once."""
 
     def of_forward(self):
         whole = sum(bucket.weights.nbytes for bucket in self.wrapped.buckets)

@@ -17,7 +17,7 @@ STAGES = ((ZeroStage1, Buckets, InOneProcess), (ZeroStage2, FreedBuckets, InOneP
 
 
 class Case(NamedTuple):
-    """A run of one stage; with groups and a place of its own, or without."""
+    """A run of one stage, with or without parameter groups and a Place."""
 
     stage: int
     run: Run
@@ -39,7 +39,7 @@ STATE = "whether `place` got a state after each step"
 
 
 class Place:
-    """Another place than CpuMemory: it notes the shards' copies, and what state came each time."""
+    """A replacement for CpuMemory that records the shards' copies, and each state that arrives."""
 
     def __init__(self):
         self.copies, self.states = [], []
@@ -62,7 +62,7 @@ def _see(fn, case, ranks):
 
 
 def _made_by(fn, place, wrapped, new_optimizer):
-    """With groups where there is a place: an option that no optimizer reads tells them apart."""
+    """Make it with groups if there is a place; an option that no optimizer reads marks them."""
     if not place:
         return fn(wrapped, new_optimizer)
     named = [(name, p) for name, p in wrapped.module.named_parameters() if p.requires_grad]
@@ -72,7 +72,7 @@ def _made_by(fn, place, wrapped, new_optimizer):
 
 
 def _places(place, wrapped, optimizer):
-    """Return where the optimizer's parameters lie, before any step."""
+    """Return where the optimizer's parameters are before any step."""
     buckets, groups = wrapped.buckets, optimizer.param_groups
     trained = [bucket for bucket in buckets if any(p.requires_grad for p in bucket.parameters)]
     parts = {part.master for bucket in trained for part in bucket.parts}

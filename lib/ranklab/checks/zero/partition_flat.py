@@ -51,7 +51,7 @@ WRITTEN, INPUT = "flat after a write into every shard", "tensor {} after that wr
 
 
 def _see(fn, case):
-    """Two calls: what is kept from the first would be seen in the second."""
+    """Look at two calls: state kept from the first would show in the second."""
     for turn in (0, 1):
         tensors = case.tensors(turn)
         with _filled_memory():
@@ -69,7 +69,7 @@ def _see(fn, case):
 
 @contextlib.contextmanager
 def _filled_memory():
-    """Inside, memory that nobody has written holds NaN, and not zeros by chance."""
+    """Fill new memory with NaN inside the block, so that it isn't zero by chance."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:

@@ -1,4 +1,4 @@
-"""The check of sharded_muon_step: equal to torch.optim.Muon; it prints the busiest rank's cost."""
+"""The check of sharded_muon_step: equal to torch.optim.Muon; the busiest rank's cost is printed."""
 
 from functools import partial
 
@@ -112,7 +112,7 @@ def _trial(fn, ranks):
 
 
 def _compare(where, own, weights, whole, momenta):
-    """Raise a Mistake where this rank's rows are not those of the whole matrices, stepped."""
+    """Raise a Mistake unless this rank's rows equal those of the updated whole matrices."""
     due = [by_torch(*each) for each in zip(whole, momenta)]
     updates = [exactly(M) for M in momenta]
     room = [ROUNDINGS * (right - stepped(W, update, W.shape)).abs().max()

@@ -19,7 +19,7 @@ COST = SENT, CALLS
 
 
 class Units(Watch):
-    """Also notes which blocks are whole when one of them begins to compute."""
+    """A Watch that also records which blocks are whole when one of them begins to compute."""
 
     def __init__(self, wrapped):
         super().__init__(wrapped)
@@ -39,14 +39,14 @@ class Units(Watch):
         return type(self.wrapped).backward_of(self.wrapped, unit, *args, **kwargs)
 
     def whole(self):
-        """Return the numbers of the blocks whose weights take memory."""
+        """Return the numbers of the blocks whose weights are in memory."""
         return [number for number, unit in enumerate(self.units)
                 if any(is_there(bucket.weights) for bucket in unit.shards)]
 
     def block_begins(self, what, number):
-        """Check that the block itself is whole, and the one that comes next on its way; no other.
+        """Check that the block itself is whole, the next one in transit, and no other.
 
-        Raises: RuntimeError where the block begins without its weights; other faults are noted
+        Raises: RuntimeError if the block begins without its weights; other faults are recorded
         """
         now, whole = f"as block {number}'s {what} begins", self.whole()
         arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}

@@ -1,4 +1,4 @@
-"""The checks of ZeroStage1 and ZeroStage2: equal to one process, and what is sent and held."""
+"""The checks of ZeroStage1 and ZeroStage2: equal to one process; the bytes sent and held."""
 
 import gc
 
@@ -24,7 +24,7 @@ MEMORY = LEFT, WHOLE, HELD, KEPT
 
 
 class Buckets(Watch):
-    """Also notes how many buckets are whole when a message begins, and who waits for it."""
+    """A Watch that also records how many buckets are whole when a message begins, and who waits."""
 
     def __init__(self, wrapped):
         super().__init__(wrapped)
@@ -70,14 +70,14 @@ class Buckets(Watch):
         return {BESIDE: AtMost(len(self.wrapped.places), 0)}
 
     def _sent(self, what, times, more=0):
-        """Each bucket so many times."""
+        """Return the bytes sent, which may be `times` times all buckets."""
         nbytes = sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
         return AtMost(self.traffic.sent_bytes, times * self.once * nbytes + more,
                       f"sends {{:,.0f}} bytes in {what}; {{:,.0f}} are enough")
 
 
 class FreedBuckets(Buckets):
-    """Of stage 2."""
+    """Buckets for stage 2."""
 
     def of_places(self):
         for bucket in self.wrapped.buckets:

@@ -1,4 +1,4 @@
-"""The small models that lab 06's checks train, and what is seen while they do."""
+"""The small models that lab 06's checks train, and the observations during training."""
 
 import contextlib
 import functools
@@ -25,8 +25,8 @@ VERBS = ("all_reduce", "reduce_scatter_single", "reduce_scatter_tensor", "all_ga
 class Block(nn.Module):
     """Half of number 1 is frozen; half of number 2 is in float64.
 
-    Its output is nested, as a reentrant checkpoint's may not be: a tensor without gradient, one
-    that nobody uses, and the one that goes on; of odd numbers in a dict, and that one first.
+    Its output is nested, as a reentrant checkpoint's may not be: a tensor without gradient, an
+    unused one, and the one that goes on; in blocks of odd number in a dict, and that one first.
     begins  is called when it begins to compute: ("forward", its number), ("backward", ...)
     """
 
@@ -52,9 +52,9 @@ class Block(nn.Module):
 
 
 class Toy(nn.Module):
-    """Blocks, and an embedding that is the head, too. No number of ranks above 1 divides all.
+    """Blocks, and an embedding that is also the head. No number of ranks above 1 divides all.
 
-    order  of the blocks; None: one of the first two, as the first token says
+    order  of the blocks; None: one of the first two, chosen by the first token
     """
 
     def __init__(self, recompute=None, order=(0, 1, 2, 3)):
@@ -95,7 +95,7 @@ def loss_of(model, seed):
 
 
 def is_there(tensor):
-    """Return whether the tensor's memory is there; False where it was given back."""
+    """Return whether the tensor's memory is allocated; False if it was freed."""
     return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
@@ -110,13 +110,13 @@ def must_be_there(tensors, what):
 
 
 class Watch(contextlib.ExitStack):
-    """Note, inside `with`, the messages of `wrapped`.
+    """Record, inside `with`, the messages of `wrapped`.
 
-    What a message brings is there once somebody has waited for it, and no memory that the message
-    needs may be given back before.
-    most: how many were on their way at a time
+    A message's result is there once somebody has waited for it, and no memory that the message
+    needs may be freed before.
+    most: the largest number in transit at a time
     once: (R-1)/R of the `ranks`
-    A subclass says in of_forward(), of_backward() and of_step() what is seen of them.
+    A subclass returns the observations from of_forward(), of_backward() and of_step().
     """
 
     message_begins = forward_ends = lambda *_: None

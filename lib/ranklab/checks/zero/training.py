@@ -1,4 +1,4 @@
-"""A training run on every rank, and the same in one process: all three stages are checked by it."""
+"""A training run on every rank, and the same run in one process: it checks all three stages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ class Run(NamedTuple):
     new_model  kind of checkpoint -> a model
     pieces     of each backward before a step, whether it communicates
     options    of the wrapped model
-    recompute  the kind of checkpoint that the blocks are in
+    recompute  the kind of checkpoint around the blocks
     """
 
     what: str
@@ -58,7 +58,7 @@ EXPERTS = Run("blocks that not all ranks use", partial(Toy, order=None), ADAMW, 
 def see_training(new, run, ranks, new_watch,
                  make_optimizer=lambda wrapped, new: wrapped.make_optimizer(new),
                  see_optimizer=lambda wrapped, optimizer: {}):
-    """Yield what each backward, each step and a forward without gradients show.
+    """Yield the observations of each backward, each step and a forward without gradients.
 
     new             (module, **options) -> the wrapped model
     new_watch       a Watch (toys.py)
@@ -142,9 +142,9 @@ class OneProcess:
 
 
 class InOneProcess(nn.Module):
-    """The oracle in a stage's place: each rank runs the batches of all, and steps all parameters.
+    """The oracle that replaces a stage: each rank runs all batches, and updates all parameters.
 
-    Only which rank owns which part is the library's.
+    Only the assignment of parts to ranks is the library's.
     """
 
     sync = True

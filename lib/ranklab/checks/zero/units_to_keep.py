@@ -1,4 +1,4 @@
-"""The check of units_to_keep: beside the best of all sets, and the library's; it prints scores."""
+"""The check of units_to_keep: against the best of all sets, and the library's; it prints scores."""
 
 import dataclasses
 import itertools
@@ -62,7 +62,7 @@ def random_step(dice, n):
 
 
 def _near(units_to_keep, step, least, said, steps):
-    """The seconds of what is kept, little above `least`; else a Mistake."""
+    """Return the seconds with the kept units; raise a Mistake if far above `least`."""
     calls = itertools.count(1)
 
     class Counted(keeping.Step):

@@ -1,4 +1,4 @@
-"""A Plan as a file that its tool reads; sentences say what the tool lacks or does differently.
+"""A Plan as a file that its tool reads, with sentences on what the tool lacks or does differently.
 
     megatron.py  options of Megatron-LM
     others.py    configs of torchtitan and DeepSpeed

@@ -11,7 +11,7 @@ from ranklab.planner.memory import GpuMemory, memory_per_gpu
 
 
 def hybrid_command(model, plan, per_node=8, *options):
-    """Return the command that trains this plan with the course's own project, on its text.
+    """Return the command that runs this plan in the course's own project, on the project's text.
 
     options  more options of the project: "--steps 100"
     Raises ValueError if the trainer can't run the plan.
@@ -34,7 +34,7 @@ def hybrid_command(model, plan, per_node=8, *options):
 class DryRun(NamedTuple):
     """Bytes of the first rank, counted and by formulas.
 
-    sent, formula_sent  {axis: bytes in a step}
+    sent, formula_sent  {axis: bytes per step}
     """
 
     memory: Memory
@@ -46,7 +46,7 @@ class DryRun(NamedTuple):
 def dry_run_plan(model, plan):
     """Return the DryRun of a plan: lab 12's code runs in one process that plays the first rank.
 
-    Cost: tensors have no memory; a minute of one core for 130B.
+    Cost: no memory for tensors; a minute on one core for 130B.
     Raises ValueError as hybrid_job does, and if the layout can't run the model.
     Lab: 13
     """

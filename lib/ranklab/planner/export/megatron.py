@@ -2,7 +2,7 @@
 
 Names follow megatron/training/arguments.py and the dataclasses from which it makes options, in
 Megatron-LM core 0.20 (commit d98e8a6, August 2026). Its parser, validate_args and
-TransformerConfig took 89 such texts on a CPU, with Transformer Engine mocked; none was run.
+TransformerConfig accepted 89 such texts on a CPU, with Transformer Engine mocked; none was run.
 """
 
 import itertools
@@ -18,19 +18,19 @@ BACKENDS = {"flash": "flash", "tuned": "fused", "unfused": "unfused"}
 
 
 def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, more=(), differs=()):
-    """Return a piece of bash. Its user chooses data, learning rate and number of steps.
+    """Return a bash script. Its user chooses data, learning rate and number of steps.
 
         bash train.sh --mock-data --tokenizer-type NullTokenizer --lr 1e-4 --train-iters 10
 
-    more     options that a Model does not know, as [(option, what it is for, whether it is given)]
+    more     options that a Model does not know, as [(option, its purpose, whether it is given)]
     differs  more sentences
-    Raises ValueError for a precision that Megatron-LM does not have.
+    Raises ValueError for a precision that Megatron-LM does not support.
     Lab: 13
     """
     if plan.precision not in PRECISIONS:
         raise ValueError(f"precision={plan.precision!r} is not one of {', '.join(PRECISIONS)}")
     nodes, per_node = -(-plan.gpus // per_node), min(per_node, plan.gpus)
-    in_order = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2  # kernels start as Python calls them
+    in_order = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2  # kernels start in Python's order
     options = [(option, why) for option, why, holds in [
         *shape_options(model, plan, rotary_base, dropout),
         *(expert_options(model, plan) if model.experts else ()), *layout_options(plan),
@@ -46,7 +46,7 @@ def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, m
 
 
 def shape_options(model, plan, rotary_base, dropout):
-    """Return [(option, what it is for, whether it is given)] for the shape of the model."""
+    """Return [(option, its purpose, whether it is given)] for the shape of the model."""
     tokens, rows = plan.sequence, -(-model.vocab // plan.tp)
     return [
         (f"--num-layers {model.layers} --hidden-size {model.hidden}", "layers, width", True),
@@ -68,7 +68,7 @@ def shape_options(model, plan, rotary_base, dropout):
 
 
 def expert_options(model, plan):
-    """Return the same for experts."""
+    """Return such options for experts."""
     return [
         (f"--num-experts {model.experts} --moe-router-topk {model.top_k}", "all, a token's", True),
         (f"--moe-ffn-hidden-size {model.expert_ffn}", "the width of an expert", True),
@@ -92,7 +92,7 @@ def expert_options(model, plan):
 
 
 def layout_options(plan):
-    """Return the same for the layout of the ranks."""
+    """Return such options for the layout of the ranks."""
     copies = plan.copies // plan.sharders
     return [
         (f"--tensor-model-parallel-size {plan.tp}", "ranks that share each layer", True),
@@ -114,7 +114,7 @@ def layout_options(plan):
 
 
 def work_options(model, plan):
-    """Return the same for stages, and for how the work is done."""
+    """Return such options for stages, recomputation, precision and kernels."""
     layers = model.layers / plan.pp / plan.virtual
     even, hides = layers == int(layers), plan.hides
     full, some = plan.recompute == "full", plan.recomputed < 1
@@ -147,8 +147,8 @@ def work_options(model, plan):
 
 
 def stage_text(model, plan):
-    """Return the stages as Megatron-LM writes them: Et*3|(t*4|)*14t*3L, with embedding, layers t,
-    loss.
+    """Return the stages in Megatron-LM's notation: Et*3|(t*4|)*14t*3L, with E the embedding, t a
+    layer, L the loss.
     """
     first, *middle, last = replace(plan, pp=plan.pp * plan.virtual, virtual=1).stages(model.layers)
     runs = "".join(f"(t*{n}|)*{len([*run])}" for n, run in itertools.groupby(middle))
@@ -156,7 +156,7 @@ def stage_text(model, plan):
 
 
 def megatron_differs(model, plan):
-    """Return sentences about what these options do not express of the plan."""
+    """Return sentences about the parts of the plan that these options do not express."""
     return [sentence for sentence, holds in [
         ("Its LayerNorms have biases.", not model.gated),
         (f"It has 1F1B and interleaving, not {plan.schedule}.",
@@ -179,7 +179,7 @@ def megatron_differs(model, plan):
 
 
 def unsaid(plan, *names):
-    """Return [a sentence] where the plan has values of these that are not Plan()'s."""
+    """Return [a sentence] if the plan's values of these fields differ from Plan()'s."""
     values = [f"{name}={getattr(plan, name)}" for name in names
              if getattr(plan, name) != getattr(Plan(), name)]
     return [f"The program's or the model's, not said here: {', '.join(values)}."] * bool(values)

@@ -2,10 +2,10 @@
 
 torchtitan  0.2.2 is the last release that reads TOML (config/job_config.py). 0.3.0 takes a function
             in Python that returns a config (config/configs.py, config/README.md), and its flags of
-            the same names will be deleted. Both parsers took 36 such configs. On its main branch
+            the same names will be removed. Both parsers read 36 such configs. On its main branch
             of August 2026 (b5bcd76) three have new names: num_tokens_per_microbatch_per_dp_rank,
             num_tokens_per_train_step, num_pp_microbatches
-DeepSpeed   0.19 (runtime/config.py, runtime/zero/config.py); a test has it read this
+DeepSpeed   0.19 (runtime/config.py, runtime/zero/config.py), which reads this in a test
 """
 
 import json
@@ -13,7 +13,7 @@ import json
 from ranklab.planner.catalog import MODELS
 from ranklab.planner.export.megatron import unsaid
 
-FLAVORS = {  # in the catalog -> torchtitan's module, flavor, and a config for all but the shape
+FLAVORS = {  # in the catalog -> torchtitan's module, flavor, and a config without the shape
     "llama-8b": ("llama3", "8B", "llama3_8b"), "llama-70b": ("llama3", "70B", "llama3_70b"),
     "llama-405b": ("llama3", "405B", "llama3_70b"),  # llama3_405b has FP8
     "qwen3-30b-a3b": ("qwen3", "30B-A3B", "qwen3_30b_a3b"),
@@ -47,7 +47,7 @@ def torchtitan_toml(model, plan):
 
 
 def torchtitan_function(model, plan):
-    """Return the same as a function for torchtitan 0.3.0, in a file plan.py.
+    """Return such a config as a function for torchtitan 0.3.0, in a file plan.py.
 
         torchrun --nproc-per-node 8 -m torchtitan.train --module plan --config planned
     Lab: 13
@@ -78,9 +78,9 @@ def is_async(plan):
 
 
 def torchtitan_settings(model, plan):
-    """Return {section: {key: value}} that both versions have, except two keys of 0.3.0.
+    """Return {section: {key: value}} that both versions accept, except two keys of 0.3.0.
 
-    Without a pipeline micro-batches are torchtitan's gradient accumulation.
+    Without a pipeline, micro-batches are torchtitan's gradient accumulation.
     """
     shard = max(1, plan.sharders // plan.cp) if plan.zero else 1
     pieces, less = plan.micro_batches if plan.pp > 1 else 1, int(bool(
@@ -107,7 +107,7 @@ def torchtitan_settings(model, plan):
 
 
 def torchtitan_differs(model, plan):
-    """Return sentences about what the config does not express of the plan."""
+    """Return sentences about the parts of the plan that the config does not express."""
     return [sentence for sentence, holds in [
         ("Models have fixed shapes, and none is this one: debugmodel takes its place.",
          flavor_of(model) is None),
@@ -153,7 +153,7 @@ def deepspeed_json(model, plan):
 
 
 def deepspeed_differs(plan):
-    """Return sentences about what the program must do itself, and what DeepSpeed can't do."""
+    """Return sentences on what the program must do itself, and what DeepSpeed can't do."""
     return [sentence for sentence, holds in [
         (f"The pipeline is the program's: PipelineModule(layers, num_stages={plan.pp}), and "
          "engine.train_batch.", plan.pp > 1),

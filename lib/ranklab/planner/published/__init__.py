@@ -1,6 +1,6 @@
 """Published measurements, with their sources (README.md), and the one loader that reads them.
 
-A file of runs has a header; each cell that is missing, empty or unreadable is None.
+A file of runs has a header; cells that are missing, empty or unreadable become None.
 """
 
 import csv
@@ -76,7 +76,7 @@ KINDS = {field.name: field.type for field in fields(Run)}
 
 
 def read_runs(path):
-    """Return the Runs of a file, in its order; unknown columns are left out.
+    """Return the Runs of a file, in its order; unknown columns are ignored.
 
     Raises ValueError if there is no header with a row_id.
     """

@@ -1,4 +1,4 @@
-"""A GPT on real text, on one device: what every later lab is compared with."""
+"""A GPT on real text, on one device: the baseline of every later lab."""
 
 from ranklab.projects.baseline.training import report, run
 

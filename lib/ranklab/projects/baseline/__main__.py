@@ -6,7 +6,7 @@
 
 On a GPU: bf16, fused AdamW, flash attention through SDPA, a vocabulary padded to a multiple of 128.
 The micro-batches suit 80 GB; with less, or when memory runs out: --micro-batch 4, then --recompute,
-then --loss-chunks 8; PYTORCH_ALLOC_CONF=expandable_segments:True fights fragmentation.
+then --loss-chunks 8; PYTORCH_ALLOC_CONF=expandable_segments:True reduces fragmentation.
 """
 
 import sys

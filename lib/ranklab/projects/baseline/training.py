@@ -1,4 +1,4 @@
-"""A GPT is trained on real text, and its costs are accounted for: the project of lab 01."""
+"""Train a GPT on real text and account for its costs: the project of lab 01."""
 
 import argparse
 import functools
@@ -61,7 +61,7 @@ def device(text):
 
 @dataclass(frozen=True)
 class Options(Resumed, OnText):
-    """What the command takes besides TrainConfig."""
+    """The command's options besides TrainConfig's."""
 
     size: str = option("laptop", "of the GPT", MODELS)
     device: str = option("cpu", "cpu, cuda, cuda:1", kind=device)
@@ -87,9 +87,9 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
         resume=False, progress=True, model_seed=0, frugally=False, **changes):
     """Train the model and account for its costs; return all numbers in a dict.
 
-    path      a text of your own
-    frugally  gradients by the function `frugal`, in float32
-    changes   of PARTS, a learner's own; and of TrainConfig: steps=50, ...
+    path      a text file of your own
+    frugally  compute gradients with the function `frugal`, in float32
+    changes   a learner's functions for PARTS; and fields of TrainConfig: steps=50, ...
     """
     own = {name: changes.pop(name) for name in PARTS if name in changes}
     parts = PARTS | own
@@ -121,8 +121,8 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
 
 
 class OneDevice(Parallel):
-    """One process whose gradients are made by functions that may be a learner's.
-    model  trained by parts["frugal"]; None: parts["accumulate"] has the loss alone
+    """One process whose gradients are computed by the library's functions or a learner's.
+    model  trained by parts["frugal"]; None: parts["accumulate"], which only gets the loss
     """
 
     def __init__(self, parts, model=None):
@@ -136,7 +136,7 @@ class OneDevice(Parallel):
 
 
 def flops_table(shape, config, transformer_flops=transformer_flops):
-    """Return {"predicted", "counted"}: FLOPs of one step; torch counts on tensors without data."""
+    """Return {"predicted", "counted"}: FLOPs of one step; torch counts them on meta tensors."""
     plain = replace(shape, loss_chunks=1)  # chunks compute the head twice: not counted
     with torch.device("meta"):
         model, tokens = GPT(plain), torch.zeros(1, shape.n_ctx, dtype=torch.long)
@@ -147,7 +147,7 @@ def flops_table(shape, config, transformer_flops=transformer_flops):
 
 
 def speed(trainer):
-    """Return the median tokens/s of all logged stretches, and the MFU that it means."""
+    """Return the median tokens/s of all logged intervals, and the MFU that follows from it."""
     tokens_per_second = median_speed(trainer.history)
     return {"tokens_per_second": tokens_per_second,
             "mfu": trainer.flops_per_token * tokens_per_second / trainer.peak_flops}
@@ -180,9 +180,9 @@ def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
 
 
 def peak_of_a_step(trainer):
-    """Return the most bytes of a forward and backward besides those that live between two steps.
+    """Return the peak bytes of a forward and backward, without those that live between steps.
 
-    None on a GPU, where compiled kernels are not seen.
+    None on a GPU, where allocations of compiled kernels are not observed.
     """
     if trainer.device.type == "cuda":
         return None
@@ -193,7 +193,7 @@ def peak_of_a_step(trainer):
 
 
 def sample(trainer, text, n=200):
-    """Return what the model writes after "def "; None when the tokens are not bytes."""
+    """Return the model's continuation of "def "; None when the tokens are not bytes."""
     if text.vocab_size != 256:
         return None
     start = torch.tensor([list(b"\ndef ")], device=trainer.device)
@@ -206,7 +206,7 @@ def sample(trainer, text, n=200):
 
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     shape, config, text = results["shape"], results["config"], results["text"]
     unit = "byte" if text.vocab_size == 256 else "token"
     peak = results["device"].peak_flops(PRECISIONS[config.precision])
@@ -232,7 +232,7 @@ def report(results):
 
 
 def report_with_sample(results):
-    """Return the report, and what the model writes."""
+    """Return the report, with a sample that the model wrote."""
     lines = [report(results)]
     if results["sample"]:
         lines.append(f"\na sample:\n{results['sample']}")

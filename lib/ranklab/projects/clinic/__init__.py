@@ -1,4 +1,4 @@
-"""A round through the clinic: each program runs, is observed, and a diagnosis is made."""
+"""A round through the clinic: each program runs under observation and is diagnosed."""
 
 from ranklab.projects.clinic.ward import observe, report, visit
 

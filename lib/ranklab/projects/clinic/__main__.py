@@ -1,9 +1,9 @@
-"""A round through the clinic: all programs run under observation, and are diagnosed.
+"""A round through the clinic: all programs run under observation and are diagnosed.
 
     python -m ranklab.projects.clinic
     python -m ranklab.projects.clinic --case half_digits --form found
 
-Of your own program: ranklab diagnose --ranks 4 train.py. At full size the same, under torchrun on
+For your own program: ranklab diagnose --ranks 4 train.py. At full size, under torchrun on
 each node: RANKLAB_DIAGNOSE=FOLDER torchrun ... -m ranklab.clinic.hooks train.py.
 """
 
@@ -19,7 +19,7 @@ from ranklab.projects.runner import Project, Shown
 
 @dataclass(frozen=True)
 class Options(runner.Options):
-    """What the command takes."""
+    """The command's options."""
 
     case: str | None = option(None, "one program", choices=(None, *(each.name for each in CASES)))
     form: str | None = option(None, "one form", choices=(None, *FORMS))

@@ -1,4 +1,4 @@
-"""The ward: programs run under observation; what diagnose says of each, and what it has."""
+"""The ward: programs run under observation; the diagnosis of each, and its actual disease."""
 
 import contextlib
 import tempfile
@@ -22,11 +22,11 @@ FORMS = {"found": Case.broken, "variant": Case.variant, "mended": attrgetter("pr
 
 @dataclass(frozen=True)
 class Visit:
-    """What was seen at one program.
+    """The observation of one program.
 
-    disease    that it has; "" where it is fixed
+    disease    its actual disease; "" where it is fixed
     diagnosed  names of diseases
-    evidence   of the right one, or of the first
+    evidence   for the right diagnosis, or else for the first
     """
 
     case: str
@@ -42,7 +42,7 @@ class Visit:
 def observe(program, ranks=4, **settings):
     """Run `program` under observation and return its Ranks, even if it hangs or fails."""
     with tempfile.TemporaryDirectory() as folder:
-        # A failure is observed too: what the ranks did until then is there.
+        # A failure is observed as well: what the ranks did until then was recorded.
         with observation(folder), contextlib.suppress(HangError, RankError):
             launch(lambda: program(**settings) and None, ranks=ranks, stall=STALL)
         launches = sorted({path.parent for path in Path(folder).glob("**/rank*.0.jsonl")})
@@ -70,7 +70,7 @@ def round_of(form=None, name=None):
 
 
 def report(visits):
-    """Return as text what was said of each program, and how many were right."""
+    """Return the diagnosis of each program as text, and how many were right."""
     lines = []
     for each in visits:
         mark = "ok  " if each.is_right() else "MISS" if each.disease else "FALSE ALARM"

@@ -8,5 +8,5 @@ __all__ = ["printed", "watched_report", "watched_run"]
 
 
 def printed():
-    """Return what `make slurm` printed on our machine; its first line gives the date."""
+    """Return the output of `make slurm` on our machine; its first line gives the date."""
     return (files(__package__) / "printed.txt").read_text()

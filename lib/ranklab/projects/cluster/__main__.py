@@ -24,7 +24,7 @@ PARTS = {"job": try_node_loss, "links": try_links}
 
 @dataclass(frozen=True)
 class Options(runner.Options):
-    """What the command takes."""
+    """The command's options."""
 
     only: str | None = option(None, "one part", choices=(None, *PARTS))
 

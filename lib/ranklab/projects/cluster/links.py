@@ -25,16 +25,16 @@ from ranklab.projects.clock import in_turns
 
 NODES, PER_NODE = 2, 2
 RANKS = NODES * PER_NODE
-MBIT = 200  # of each link, in a second
-NBYTES, ROUNDS = 4 << 20, 4  # of the tensor that is summed; how often
+MBIT = 200  # per second, of each link
+NBYTES, ROUNDS = 4 << 20, 4  # bytes of the tensor that is summed; number of rounds
 FLAP, LIMIT = 2.0, 6.0  # seconds without a link; seconds that a collective may take
-START, STEPS = 45, 10  # seconds, at most, until ranks take steps; so many before and after the flap
+START, STEPS = 45, 10  # seconds until ranks take steps; steps before and after the flap
 PAUSE = 0.05  # seconds, instead of a step's computation
 ANSWER, DISCARD = 2, 9  # seconds that a host has for an answer; a port at which nobody listens
 
 
 def try_links(say):
-    """Tell whether the cut link is named; True, with a message, where no hosts can be made."""
+    """Return whether the cut link is named; True, with a message, if no hosts can be created."""
     if sentence := missing():
         say(f"links: not run; {sentence}")
         return True
@@ -42,7 +42,7 @@ def try_links(say):
 
 
 def measure_links(say):
-    """Do all of it to two fresh hosts, and print it. Returns
+    """Shape, flap and cut the link of two fresh hosts, and print the measurements. Returns
     {"flat", "hierarchical", "step", "flapped", "limit": seconds; "formula": the ratio by bytes that
     cross; "failures": {"rank", "host", "seconds", "error", "silent": hosts} of each rank;
     "missing": hosts that don't answer, in the words of ranks that still reach the controller}
@@ -74,7 +74,7 @@ def measure_links(say):
 
 
 def tell(results, say):
-    """Print what was measured."""
+    """Print the measurements."""
     ratio = results["flat"] / results["hierarchical"]
     say(f"all-reduce of {NBYTES >> 20} MiB, two hosts of two ranks, {MBIT} Mbit/s:")
     say(f"{1e3 * results['flat']:7.0f} ms  flat ring, each hop from host to host")
@@ -91,7 +91,7 @@ def tell(results, say):
 
 
 def start_rank(hosts, rank, limit):
-    """Start the rank on its host; return the file of what it prints."""
+    """Start the rank on its host; return the file of its output."""
     variables = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": hosts.names[0],
                  "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", __name__, limit, hosts.folder / f"said.{rank}"]
@@ -102,7 +102,7 @@ def start_rank(hosts, rank, limit):
 
 
 def read(folder, kind, least=1):
-    """Return all lines of this kind; [] until each rank has one, and all together `least`."""
+    """Return all lines of this kind; [] until each rank has one and there are `least` in all."""
     lines = [[json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"]
              for file in sorted(folder.glob("said.*"))]
     chosen = [[line for line in of_rank if kind in line] for of_rank in lines]
@@ -113,7 +113,7 @@ def read(folder, kind, least=1):
 # --- on each rank ---------------------------------------------------------------------------------
 
 def rank_main(limit, path):
-    """Write what this rank measures, until a collective fails."""
+    """Write this rank's measurements, until a collective fails."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
     rank, hosts = dist.get_rank(), [None] * RANKS
     dist.all_gather_object(hosts, socket.gethostname())
@@ -138,7 +138,7 @@ def rank_main(limit, path):
 
 
 def compare(x):
-    """Return the median seconds of both ways to sum x."""
+    """Return the median seconds of both ways of summing x."""
     across, inside = node_groups(PER_NODE)  # neighbours are on different hosts
     ways = {"flat": ring_all_reduce, "hierarchical": functools.partial(
         hierarchical_all_reduce, inside=inside, across=across)}
@@ -148,7 +148,7 @@ def compare(x):
 
 
 def answers(host):
-    """Tell whether the host is there: a host that refuses a connection is."""
+    """Return whether the host is there: even a refused connection shows that it is."""
     try:
         return not socket.create_connection((host, DISCARD), timeout=ANSWER).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A job on a real Slurm loses a node in the middle, is requeued, and goes on from its checkpoint.
+"""A job on a real Slurm loses a node midway, is requeued, and resumes from its checkpoint.
 
 Read lose_a_node. The job is labs/jobs/cluster.sbatch, which also trains 70B on 256 GPUs. A real
 Prometheus on the controller watches it.
@@ -28,10 +28,10 @@ NODES, GPUS, SPARE = 2, 2, 1  # nodes of the job, GPUs of each, spare nodes
 SHAPE, LAYOUT = "4x32x4x32x256", "2x1x2,zero"
 TRAINING = {"steps": 110, "batch": 8, "eval_batch": 16, "checkpoint_every": 10, "compare": False,
             "per_node": GPUS}  # of the hybrid project's settings
-SLOW = 3  # Mbit/s of the job's links, so that there is time to watch the job on any machine
+SLOW = 3  # Mbit/s of the job's links: slow, so that there is time to watch the job on any machine
 SBATCH = (f"--nodes={NODES}", f"--gpus-per-node={GPUS}", "--cpus-per-task=2", "--time=20",
           "--signal=TERM@60")
-LIMIT = 60  # seconds for whatever comes next
+LIMIT = 60  # seconds to wait for the next event
 FETCH = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=10).read().decode())"
 MFU, SPEED, STEP = "MFU", "tokens/s", "step time of each rank, until the collective"
 WINDOW = "5s"  # instead of a minute or more, because a scrape comes every second
@@ -47,7 +47,7 @@ def arguments():
 
 
 def try_node_loss(say):
-    """Tell whether a job loses a node without harm; True, with a message, without Slurm."""
+    """Return whether a job survives the loss of a node; True, with a message, without Slurm."""
     if sentence := missing():
         say(f"job: not run; {sentence}")
         return True
@@ -56,7 +56,7 @@ def try_node_loss(say):
 
 
 def lose_a_node(slurm, monitor, say):
-    """Submit the job, pull the plug of a node, wait for the end, and print all of it.
+    """Submit the job, pull the plug on a node, wait for the end, and print each event.
 
     Returns True if the job ended as if nothing had happened.
 
@@ -98,7 +98,7 @@ def lose_a_node(slurm, monitor, say):
 
 
 def submit(slurm, saved, log, monitor):
-    """Submit the job; return (its number, its nodes) as soon as it runs."""
+    """Submit the job; return (its job ID, its nodes) as soon as it runs."""
     saved.mkdir()
     for name in slurm.hosts.names:
         slurm.hosts.shape(name, SLOW)
@@ -110,14 +110,14 @@ def submit(slurm, saved, log, monitor):
 
 
 def alert_about(monitor, host, since):
-    """Wait for the first alert about this host since then; return it."""
+    """Wait for the first alert about this host after `since`; return it."""
     return until(lambda: next((each for each in monitor.received() if each["time"] > since
                                and each["labels"].get("host") == host), None),
                  LIMIT, f"an alert about {host}", monitor.folder / "prometheus.log")
 
 
 def say_accounts(slurm, job, say):
-    """Print the rows of sacct, once the last one says COMPLETED, which is some seconds late."""
+    """Print the rows of sacct once the last one is COMPLETED, some seconds after the job ends."""
     if slurm.no_sacct:
         return say(slurm.no_sacct)
     rows = until(lambda: (table := slurm.accounting(job))[-1]["State"] == "COMPLETED" and table,
@@ -127,7 +127,7 @@ def say_accounts(slurm, job, say):
 
 
 def is_equal(saved, usual, loss, usual_loss, say):
-    """Tell whether the last checkpoints are equal, bit for bit, and the losses to 4 digits."""
+    """Return whether the last checkpoints are equal bit for bit, and the losses to 4 digits."""
     state = last_state(saved)
     differ = differing(state, last_state(usual))
     say(f"held out: {loss:.4f} nats; a run that nothing disturbs: {usual_loss:.4f}")
@@ -148,9 +148,9 @@ def watching(hosts, say):
 
 
 def numbers(monitor):
-    """Return what panels of labs/jobs/monitoring/dashboard.json show now, as a line.
+    """Return the current values of panels of labs/jobs/monitoring/dashboard.json, as a line.
 
-    "" until all ranks of the job have been there for a WINDOW.
+    "" until all ranks of the job have been up for a WINDOW.
     """
     if len(monitor.query(f"train_tokens_total offset {WINDOW}")) < NODES * GPUS:
         return ""

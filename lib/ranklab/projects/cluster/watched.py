@@ -1,4 +1,4 @@
-"""A training that a real Prometheus watches: one rank is slow, and the alert names it."""
+"""A training run that a real Prometheus watches: one rank is slow, and the alert names it."""
 
 import contextlib
 import os
@@ -18,7 +18,10 @@ CONFIG = TrainConfig(steps=100_000, batch=8, log_every=1, eval_batch=8)
 
 
 class Sleeper(TextTrainer):
-    """Its batches come `sleep` seconds late, as from a slow disk. It stops as after a SIGTERM."""
+    """A trainer whose batches come `sleep` seconds late, as from a slow disk.
+
+    It stops as after a SIGTERM.
+    """
 
     def next_batch(self):
         time.sleep(self.sleep)
@@ -72,7 +75,7 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
 
 
 def watched_report(results):
-    """Return what the server saw, as text."""
+    """Return the server's observations as text."""
     ranks = sorted(results["step_seconds"].items())
     return "\n".join([
         f"{results['alert']['annotations']['summary']} (by {results['by']})",

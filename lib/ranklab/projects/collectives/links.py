@@ -12,7 +12,7 @@ from ranklab.collectives.emulate import EmulatedLinks
 from ranklab.engine import device, launch
 from ranklab.projects.clock import in_turns
 
-NBYTES = 1_000_000  # what really moves: small, because the waiting is invented anyway
+NBYTES = 1_000_000  # bytes really sent: few, because the waiting is emulated anyway
 
 
 def links(ratio, fast_s=0.04):
@@ -36,7 +36,7 @@ def emulate(ratios, nodes=2, per_node=2, repeats=3, ring=ring_all_reduce,
     """Time real ranks whose sends sleep; return {algorithm: {ratio: seconds}}.
 
     The seconds are the best of `repeats`.
-    ring, hierarchical: a learner's own will do
+    ring, hierarchical: the library's functions, or a learner's
     """
     both = {"flat ring": ring, "hierarchical": hierarchical}
     with tempfile.TemporaryDirectory() as folder:

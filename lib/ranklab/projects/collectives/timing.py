@@ -38,7 +38,7 @@ def size_of(text):
 
 @dataclass(frozen=True)
 class Options(OnNodes, Drawn):
-    """What the command takes."""
+    """The command's options."""
 
     verbs: tuple = option(VERBS, "which of them, with commas", kind=comma_list(choices=VERBS))
     sizes: tuple = option((2**10, 2**14, 2**18, 2**22), "bytes, as 64M, with commas",
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 
 def algorithms(verb, nodes, groups, functions):
-    """Return {name: function of the whole tensor x -> this rank's result} for a verb.
+    """Return {name: function from the whole tensor x to this rank's result} for a verb.
 
     x has R equal parts.
     """
@@ -119,7 +119,7 @@ def algorithms(verb, nodes, groups, functions):
 
 
 def expected(verb, x_of, R, rank):
-    """Compute this rank's right result without any message."""
+    """Compute this rank's correct result without any message."""
     if verb == "broadcast":
         return x_of(0)
     if verb == "all_gather":
@@ -154,7 +154,7 @@ def measure(verbs, sizes, kind, iters, nodes, functions):
 
 
 def _interleaved(table, x, right, iters):
-    """Run each once in turn, `iters` times: ({name: median seconds}, {name: wrong elements})."""
+    """Run all in turn, `iters` times; return ({name: median seconds}, {name: wrong elements})."""
     times, wrong = {name: [] for name in table}, {}
     for _ in range(iters + 1):
         for name, fn in table.items():
@@ -171,7 +171,7 @@ def run(ranks=None, nodes=1, verbs=VERBS, sizes=(2**10, 2**16, 2**22), kind="flo
         **functions):  # fmt: skip
     """Time the verbs on real ranks; return the rows of the table.
 
-    A row has the time of the slowest rank, and the wrong elements of all ranks together.
+    A row has the time of the slowest rank, and the number of wrong elements over all ranks.
     functions: a learner's own, by the library's names: ring_all_reduce=..., all_to_all_v=...
     Raises: TypeError for an unknown function, ValueError for an unknown verb
     """
@@ -215,7 +215,7 @@ def table(rows):
 def gb(rate):
     """Format bytes per second as GB/s with three digits.
 
-    Small messages move so little that three decimals would say 0.000.
+    Small messages are so slow that three decimals would show 0.000.
     """
     return f"{rate / 1e9:.3g}" if rate >= 1e6 else f"{rate / 1e9:.5f}"
 
@@ -269,7 +269,7 @@ def figure(rows):
 
 
 def benchmark(options, _):
-    """Show the table and the fits; exit code 1 where a sum is wrong."""
+    """Show the table and the fits; the exit code is 1 if a sum is wrong."""
     sizes, iters = options.all_sizes(), options.iters
     if options.mpi and not mpi.is_here():
         return mpi.NO_MPI

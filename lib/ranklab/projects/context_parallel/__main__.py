@@ -1,10 +1,10 @@
-"""A GPT on sequences of which a rank can hold an eighth; beside one that sees short windows.
+"""A GPT on sequences of which a rank can hold an eighth, compared with one on short windows.
 
     python -m ranklab.projects.context_parallel --method both
     torchrun --nproc-per-node 8 -m ranklab.projects.context_parallel --size gpt2 \\
         --checkpoint build/context
 
-A checkpoint goes on with any number of ranks and by any method.
+A checkpoint can be resumed with any number of ranks and by any method.
 """
 
 import sys

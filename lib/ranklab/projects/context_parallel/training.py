@@ -1,4 +1,4 @@
-"""A GPT is trained on long sequences over all ranks; its memory, bytes and losses are reported."""
+"""Train a GPT on long sequences over all ranks; report its memory, bytes and losses."""
 
 from dataclasses import dataclass, replace
 
@@ -30,7 +30,7 @@ SHARE = 8  # a rank's memory budget is what 1/SHARE of the sequence needs, and a
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to train; checked when it is made. The defaults suit a laptop."""
+    """The training settings, validated when created. The defaults suit a laptop."""
 
     steps: int = 80
     lr: float = 6e-3
@@ -53,7 +53,7 @@ SIZES = {  # the long sequence; a rank is allowed an eighth of it
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText, Drawn):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "of the GPT", SIZES)
 
@@ -78,9 +78,9 @@ class Outcome:
 def run(size="laptop", ranks=None, path=None, **arguments):
     """Train the model on all ranks (8 without torchrun); return an Outcome.
 
-    path       a text of your own
-    arguments  of Session; of PARTS, a learner's own: see TokenShard; and of Config
-    Raises ValueError where the ranks do not divide the sequence or, by ulysses, the heads.
+    path       a text file of your own
+    arguments  fields of Session and Config; a learner's functions for PARTS: see TokenShard
+    Raises ValueError if the ranks do not divide the sequence or, with ulysses, the heads.
     """
     ranks = ranks or ranks_to_come(SHARE)
     shape, config = SIZES[size]
@@ -95,7 +95,7 @@ def run(size="laptop", ranks=None, path=None, **arguments):
 
 
 def columns_of(method, ranks):
-    """Return how many ranks trade heads with each other; the others are in a ring."""
+    """Return how many ranks exchange heads with each other; rings join these groups."""
     if method == "both" and ranks % 2:
         raise ValueError(f"ranks={ranks} must be even for both: they trade heads in pairs")
     return {"ring": 1, "ulysses": ranks, "both": 2}[method]
@@ -124,7 +124,7 @@ def _work(session, shape, config, text, parts, columns):
 
 
 def train_on_windows(shape, text, config):
-    """Return the trainer of one process that learned as many tokens, in windows of 1/SHARE."""
+    """Return the trainer of one process that trained on as many tokens, in windows of 1/SHARE."""
     batches = {name: getattr(config, name) * SHARE for name in ("batch", "micro_batch")}
     return trained_alone(new_model(replace(shape, n_ctx=shape.n_ctx // SHARE)), text,
                          replace(config, **batches))
@@ -133,7 +133,7 @@ def train_on_windows(shape, text, config):
 # --- measurements ---------------------------------------------------------------------------------
 
 def saved_bytes(trainer):
-    """Return the bytes that one sequence keeps for backward on this rank."""
+    """Return the bytes saved for backward of one sequence on this rank."""
     x, y = (tokens[:1].to(trainer.device) for tokens in trainer.next_batch())
     with SavedActivations(trainer.model) as saved:
         trainer.loss_sum(x, y)
@@ -143,7 +143,7 @@ def saved_bytes(trainer):
 def predicted_bytes(mesh, shape, config):
     """Return the bytes of attention's messages in a step, by the formulas.
 
-    By both methods there is a ring of what a pair of ranks holds.
+    With both methods, the ring passes what a pair of ranks holds.
     """
     rows, columns = mesh.axes.values()
     heads, width = shape.n_head, 4 if config.precision == "fp32" else 2
@@ -153,7 +153,7 @@ def predicted_bytes(mesh, shape, config):
 
 
 def windows(text, shape, config):
-    """Return the held-out sequences, cut into windows of 1/SHARE that follow on each other."""
+    """Return the held-out sequences, cut into consecutive windows of 1/SHARE."""
     batch = held_out_batch(text.held_out, config.eval_batch, shape.n_ctx)
     return [tokens.reshape(-1, shape.n_ctx // SHARE) for tokens in batch]
 
@@ -183,7 +183,7 @@ def parts_of(curve):
 # --- the report -----------------------------------------------------------------------------------
 
 def report(outcome):
-    """Return the Outcome as text."""
+    """Format the Outcome as text."""
     shape, config, ranks = outcome.shape, outcome.config, outcome.ranks
     saved = max(result["saved"] for result in ranks)
     lines = [f"{outcome.steps} steps of {config.batch} x {shape.n_ctx} tokens on "

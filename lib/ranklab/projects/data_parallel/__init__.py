@@ -1,4 +1,4 @@
-"""A CNN on real images: the same accuracy on 1, 2 and 4 ranks, and what each piece is good for."""
+"""A CNN on real images: the same accuracy on 1, 2 and 4 ranks, and what each piece is for."""
 
 from ranklab.projects.data_parallel.comparison import (
     Config, best_seconds, ranges_overlap, scale, table,

@@ -1,4 +1,4 @@
-"""Training runs side by side: other numbers of ranks, other configs, or a piece left out."""
+"""Training runs side by side: different numbers of ranks or configs, or a piece left out."""
 
 import statistics
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ranklab.projects.command import ranks_to_come, time_limit
 from ranklab.projects.data_parallel.training import Functions, refuse_ranks, run
 from ranklab.projects.runner import Drawn, OnRanks, Shown
 
-# What a run can leave out, and what is wrong then.
+# The pieces that a run can leave out, and what goes wrong without each.
 PIECES = {
     "broadcast": "every rank starts from its own weights",
     "average": "every rank steps along its own gradient, and keeps its own statistics",
@@ -25,7 +25,7 @@ PIECES = {
 
 @dataclass(frozen=True)
 class Config:
-    """How to train; checked when it is made. The defaults suit the digits."""
+    """The training settings, validated when created. The defaults suit the digits."""
 
     data: str = option("digits", "which images", ("digits", "mnist", "cifar10"))
     folder: str | None = option(None, "where the files of mnist or cifar10 are",
@@ -59,7 +59,7 @@ TRAINING = {
 
 @dataclass(frozen=True)
 class Options(OnRanks, Drawn):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     data: str = "digits"  # also of Config, which says more of it
     seeds: int = option(3, "how many runs of each kind", kind=positive)
@@ -71,7 +71,7 @@ class Options(OnRanks, Drawn):
 def scale(config=Config(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
     """Return {number of ranks: [Run for each seed]}, always with the same global batch.
 
-    how  for run: progress, timeout, a learner's own replica, sampler, scale, agree
+    how  arguments of run: progress, timeout, a learner's own replica, sampler, scale, agree
     """
     for count in ranks:  # before the first of them is run
         refuse_ranks(config, count)
@@ -79,12 +79,12 @@ def scale(config=Config(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
 
 
 def best_seconds(runs):
-    """Return the shortest epoch of all: whatever else the machine does can only add."""
+    """Return the shortest epoch of all: other load on the machine only adds."""
     return min(second for run in runs for second in run.seconds)
 
 
 def ranges_overlap(results):
-    """Tell whether the ranges of accuracy over seeds have a value in common, for all that ran."""
+    """Return whether the ranges of accuracy over seeds of all runs have a value in common."""
     ranges = [[run.accuracy for run in runs] for runs in results.values()]
     return max(map(min, ranges)) <= min(map(max, ranges))
 

@@ -1,4 +1,4 @@
-"""A CNN trained by data parallelism; single pieces can be left out. Read ClassTrainer."""
+"""A CNN trained by data parallelism, any piece of which can be left out. Read ClassTrainer."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ from ranklab.trainer import learning_rate as cosine_rate
 
 
 class Functions(NamedTuple):
-    """What a run is made of; a learner's own will do."""
+    """The functions that make up a run: the library's, or a learner's."""
 
     replica: Callable = OverlappedDataParallel  # averages the gradients in backward
     sampler: Callable = shard_sampler
@@ -49,10 +49,10 @@ class Run:
 
 
 def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **functions):
-    """Return {name: one Run for each seed} for {name: Config}, which differ in all but data.
+    """Return {name: one Run for each seed} for {name: Config}; all have the same data.
 
-    On fresh ranks, in one launch; under torchrun or srun on those that are there.
-    functions  a learner's own of Functions: replica=..., sampler=...
+    On fresh ranks, in one launch; under torchrun or srun on the job's ranks.
+    functions  a learner's functions for Functions: replica=..., sampler=...
     """
     functions, first = Functions(**functions), next(iter(configs.values()))
     for config in configs.values():
@@ -67,13 +67,13 @@ def run(configs, ranks=None, seeds=(0,), progress=False, timeout=600, **function
 
 
 def refuse_ranks(config, ranks):
-    """Raise ValueError where the ranks can't share the images of a step evenly."""
+    """Raise ValueError if the ranks can't share the images of a step evenly."""
     if config.batch % ranks:
         raise ValueError(f"{ranks} ranks must divide the batch of {config.batch} images")
 
 
 def _train_jobs(jobs, images, functions, progress):
-    """Train by each of the jobs; return what each training saw on this rank."""
+    """Run each of the jobs; return what each training run measured on this rank."""
     images, results = images or find_images(jobs[0][0].data, jobs[0][0].folder), []
     # all on the device: a few hundred megabytes at most, and no loader to wait for
     images = dataclasses.replace(images, **{
@@ -88,7 +88,7 @@ def _train_jobs(jobs, images, functions, progress):
 
 
 def _whole(of_ranks, own):
-    """Return one Run of what a training saw on each rank."""
+    """Combine each rank's measurements of a training run into one Run."""
     first = of_ranks[0]
     loss, seconds = (zip(*(one[name] for one in of_ranks)) for name in ("loss", "seconds"))
     return Run(first["accuracy"], min(one["accuracy"] for one in of_ranks), first["spread"],
@@ -97,7 +97,7 @@ def _whole(of_ranks, own):
 
 
 class ClassTrainer(Trainer):
-    """The course's training loop, fed with images that lie on the device, for a CNN."""
+    """The course's training loop for a CNN, fed with images stored on the device."""
 
     unit = "images"
 
@@ -119,7 +119,7 @@ class ClassTrainer(Trainer):
                          progress=progress)
 
     def rate(self):
-        """Return the rate: scaled to the batch, with warm-up; then half a cosine down to zero."""
+        """Return the learning rate: scaled to the batch, warm-up, then half a cosine to zero."""
         config, warmup = self.config, self.config.warmup * self.steps_per_epoch
         scale = partial(self.functions.scale, config.lr, config.batch, config.base_batch)
         if self.steps_done < warmup:
@@ -158,7 +158,7 @@ class ClassTrainer(Trainer):
 
 
 class WithPieces(DataParallel):
-    """Data parallelism without what config.without names."""
+    """Data parallelism without the pieces that config.without names."""
 
     def __init__(self, config, replica):
         super().__init__(wrap=replica, equal_parts=True)

@@ -1,4 +1,4 @@
-"""ResNet-50 with torch's DDP, from a laptop to several nodes: the same command, more of it.
+"""ResNet-50 with torch's DDP, from a laptop to several nodes, by the same command.
 
     python -m ranklab.projects.ddp --ranks 2                  laptop size, under a minute
     python -m ranklab.projects.ddp --ranks 4 --scaling        what more ranks bring
@@ -7,9 +7,9 @@
     srun -N 4 --ntasks-per-node 8 python -m ranklab.projects.ddp --size full --data imagenet
 
 A folder is read as ImageNet is laid out: train/<class>/*.JPEG and val/<class>/*.JPEG. After a
-SIGTERM to torchrun or srun the run saves itself and ends; --resume goes on from there.
+SIGTERM to torchrun or srun, the run saves a checkpoint and ends; --resume continues from it.
 
-Read training.py and strong_and_weak.py; the training loop is that of the course, which
+Read training.py and strong_and_weak.py; the training loop is the course's own, which
 image_trainer.py feeds with images.
 """
 

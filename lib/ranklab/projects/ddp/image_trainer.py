@@ -25,7 +25,7 @@ PREFETCH = 4  # batches that each worker keeps ready
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """How to train; checked when it is made. The defaults are the usual ones for ImageNet."""
+    """The training settings, validated when created. The defaults are the usual ImageNet ones."""
 
     batch_per_rank: int = option(
         256, "images in a step on each rank; the learning rate grows with all of them", least=1)
@@ -43,9 +43,9 @@ class ImageConfig:
         check_options(self)
 
     def steps_per_epoch(self, images, ranks):
-        """Count the whole steps that this many images make.
+        """Count the full steps in an epoch of this many images.
 
-        Raises: ValueError if they are less than one step
+        Raises: ValueError if there are too few for one step
         """
         if images < (batch := ranks * self.batch_per_rank):
             raise ValueError(f"{images} images are less than one step: {ranks} ranks of "
@@ -63,14 +63,14 @@ class ImageConfig:
     def schedule(self, steps, images):
         """Return the Schedule of epochs of `steps` steps each.
 
-        The rate grows with the images in a step.
+        The learning rate grows with the images per step.
         """
         return Schedule(scale_learning_rate(self.lr, images, REFERENCE_BATCH),
                         round(self.warmup_epochs * steps), self.epochs * steps)
 
 
 class ImageTrainer(Trainer):
-    """A model that is trained on images by SGD; each rank has its share of them.
+    """A trainer of a model on images by SGD; each rank has its share of the images.
 
     train, held_out  as in data/image_folder.py: `images[epoch, index]` is (bytes, label)
     progress         rank 0 shows a line for each epoch, and in a terminal a bar
@@ -126,10 +126,10 @@ class ImageTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self):
-        """Return top-1: the share of held-out images that get their label, each counted once.
+        """Return top-1: the share of held-out images classified correctly, each counted once.
 
         DDP's forward is not used: it would broadcast the buffers once for each batch, so that a
-        rank with one batch more would wait forever. All ranks take the buffers of rank 0, which are
+        rank with one more batch would wait forever. All ranks use rank 0's buffers, which are
         also in the checkpoint. Collective: call it on every rank.
         """
         broadcast_together(self.model.buffers(), group=self.parallel.group)

@@ -1,10 +1,10 @@
-"""Strong and weak scaling in one run: what do more ranks bring?
+"""Strong and weak scaling in one run: what do more ranks gain?
 
     strong   the same images in a step, divided among the ranks: the step should get shorter
-    weak     the same images on each rank, more of them in a step: the step should stay as long
+    weak     as many images on each rank, more of them in a step: the step should stay as long
 
-Both begin at one rank with batch_per_rank images. Each step takes the same batch again, so that it
-is computing and communication that are measured, and not the loader.
+Both begin at one rank with batch_per_rank images. Each step uses the same batch again, so that
+computing and communication are measured, and not the loader.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def scaling(config, ranks=None, steps=20, timeout=LAUNCH_LIMIT, efficiency=scali
     """Return [Measured], strong scaling first, then weak, by ranks.
 
     efficiency  scaling_efficiency, or a learner's own
-    Raises ValueError where the ranks can't share batch_per_rank evenly.
+    Raises ValueError if the ranks can't share batch_per_rank evenly.
     """
     plan = batches(ranks_to_come(ranks), config.batch_per_rank)
     times = launch(measure, config, plan, steps, ranks=ranks, timeout=timeout)[0]
@@ -73,12 +73,12 @@ def measure(config, plan, steps):
             trainer = new_trainer(replace(config, batch_per_rank=batch), group)
             calls[R, batch] = partial(trainer.step, trainer.next_batch())
             trainer.batches = None  # its workers end
-    # The shortest counts: whatever else the machine does can only add.
+    # The shortest counts: other load on the machine only adds.
     return {point: min(times) for point, times in in_turns(calls, steps).items()}
 
 
 def scaling_report(rows):
-    """Return the table as text, and what this machine can't show."""
+    """Return the table as text, with a note on what this machine can't show."""
     lines = [lined_up(("scaling", "ranks", "batch/rank", "images/s", "ms/step", "efficiency"), [
         (r.kind, r.ranks, r.batch, f"{r.images_per_second:,.0f}", f"{1e3 * r.seconds:.1f}",
          f"{r.efficiency:.0%}") for r in rows])]

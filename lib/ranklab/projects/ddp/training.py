@@ -1,4 +1,4 @@
-"""A ResNet is trained with DDP on all ranks, or some of its steps are traced; and the report."""
+"""Train a ResNet with DDP on all ranks, or trace some of its steps; and report."""
 
 import statistics
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ SIZES = {"laptop": LAPTOP, "full": Config(precision="bf16")}
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, Drawn):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "the other defaults", SIZES)
     scaling: bool = option(False, "strong and weak scaling; --figure draws it")
@@ -81,8 +81,8 @@ class Options(OnRanks, Resumed, Drawn):
 def run(size="laptop", half=compress_fp16_hook, **arguments):
     """Train the model on all ranks; return a dict of numbers.
 
-    half       the hook of compress=True; a learner's own will do
-    arguments  of Session and of Config
+    half       the hook for compress=True: the library's, or a learner's
+    arguments  fields of Session and of Config
     """
     session, _, config = Session.divide(arguments, {}, SIZES[size])
     if not config.data:  # refuses now, not on the ranks
@@ -91,7 +91,7 @@ def run(size="laptop", half=compress_fp16_hook, **arguments):
 
 
 def train(session, config, half):
-    """Train the model on each rank; return what `report` shows."""
+    """Train the model on each rank; return the results for `report`."""
     trainer = new_trainer(config, half=half, progress=session.progress)
     history = session.fit(trainer)
     top1 = history.held_out.get(trainer.schedule.steps)  # None: nothing was left to train
@@ -142,7 +142,7 @@ def open_data(config):
 
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     config, history, ranks = results["config"], results["history"], results["ranks"]
     speed, images = median_speed(history), ranks * config.batch_per_rank
     lines = [

@@ -1,10 +1,10 @@
-"""A GPT with experts, spread over ranks, beside a dense GPT that costs a token as much.
+"""A GPT with experts, spread over ranks, compared with a dense GPT of equal FLOPs per token.
 
     python -m ranklab.projects.expert_parallel --balance bias
     torchrun --nproc-per-node 8 -m ranklab.projects.expert_parallel --size gpt2 --ep 8 \\
         --checkpoint build/experts
 
-A checkpoint goes on with any number of ranks and any ep.
+A checkpoint can be resumed with any number of ranks and any ep.
 """
 
 import sys

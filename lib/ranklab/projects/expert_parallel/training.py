@@ -1,4 +1,4 @@
-"""A GPT with experts is trained over ranks, and a dense one; loads, bytes and losses are reported.
+"""Train a GPT with experts over ranks, and a dense one; report loads, bytes and losses.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ SAMPLED = 10  # steps from one sample of the loads to the next
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to train; checked when it is made. The defaults suit a laptop."""
+    """The training settings, validated when created. The defaults suit a laptop."""
 
     steps: int = 100
     batch: int = 32
@@ -63,7 +63,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText, Drawn):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "of the GPT", SIZES)
 
@@ -88,9 +88,9 @@ class Outcome:
 def run(size="laptop", ranks=None, path=None, **arguments):
     """Train both models on all ranks (4 without torchrun); return an Outcome.
 
-    path       a text of your own
-    arguments  of Session; of PARTS, a learner's own; and of Config
-    Raises ValueError where ep does not divide the ranks or the experts.
+    path       a text file of your own
+    arguments  fields of Session and Config; a learner's functions for PARTS
+    Raises ValueError if ep does not divide the ranks or the experts.
     """
     ranks, (dense, config) = ranks or ranks_to_come(RANKS), SIZES[size]
     session, parts, config = Session.divide({"ranks": ranks} | arguments, PARTS, config)
@@ -132,7 +132,7 @@ def _work(session, dense, config, text, parts, spread):
 class ExpertTrainer(TextTrainer):
     """A TextTrainer that samples the loads of the experts.
 
-    parts  of each MoE layer: a learner's own functions
+    parts  the functions of each MoE layer, or a learner's
     """
 
     def __init__(self, shape, text, config, parallel, parts, progress):
@@ -177,7 +177,7 @@ def _recorded(dispatch, choices):
 # --- the report -----------------------------------------------------------------------------------
 
 def report(outcome):
-    """Return the Outcome as text."""
+    """Format the Outcome as text."""
     shape, config, ranks = outcome.shape, outcome.config, len(outcome.ranks)
     parameters, active = moe_parameters(shape)
     most = [max(load) for load in outcome.loads[-1][1]] if outcome.loads else []

@@ -1,4 +1,4 @@
-"""A Llama, fine-tuned on instructions by FSDP: ours, or torch's fully_shard."""
+"""A Llama, fine-tuned on instructions with FSDP: ours, or torch's fully_shard."""
 
 from ranklab.projects.fsdp.training import LLAMAS, report, run
 

@@ -1,4 +1,4 @@
-"""A Llama fine-tuned on instructions by FSDP, ours or torch's; scored on held-out examples.
+"""A Llama fine-tuned on instructions with FSDP, ours or torch's; scored on held-out examples.
 
     python -m ranklab.projects.fsdp --ranks 2                  a tiny one, first taught plain text
     python -m ranklab.projects.fsdp --engine fsdp2             by torch's fully_shard
@@ -7,7 +7,7 @@
 
 --model takes a folder with config.json, safetensors and a tokenizer. --size 7b means bf16,
 activation checkpointing and offload, for GPUs of 24 GB. --shard-ranks 4 with 8 GPUs is hybrid
-sharding, two copies. A checkpoint goes on with any number of ranks and either engine.
+sharding, two copies. A checkpoint can be resumed with any number of ranks and either engine.
 """
 
 import sys

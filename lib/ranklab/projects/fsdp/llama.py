@@ -1,4 +1,4 @@
-"""A Llama as transformers has it, made without memory and filled in shards; and its FineTuner."""
+"""A Llama of transformers, created on the meta device, filled in shards; and its FineTuner."""
 
 import functools
 from pathlib import Path
@@ -17,9 +17,9 @@ PRELOAD = ("transformers.trainer", "transformers.models.llama.modeling_llama")  
 
 
 def on_meta(shape, folder, recompute):
-    """Return (a model without numbers, its tokenizer, its rows as fill_shards takes them).
+    """Return (a model on the meta device, its tokenizer, its rows as fill_shards takes them).
 
-    They come from a Hugging Face folder, or are fresh, of this shape.
+    They come from a Hugging Face folder, or are new, with this shape.
     """
     transformers = offline_transformers()
     config, tokenizer = transformers.LlamaConfig(**shape), Bytes()
@@ -36,7 +36,7 @@ def on_meta(shape, folder, recompute):
 
 
 def make_buffers(model):
-    """Make the angles of positions: they are no parameter, so they come from no shard."""
+    """Compute the rotary angles: they are not parameters, so no shard holds them."""
     rotary = model.model.rotary_emb
     model.model.rotary_emb = type(rotary)(model.config).to(device())
 
@@ -64,13 +64,13 @@ class FineTuner(Trainer):
                          progress=progress)
 
     def begin(self, config, encoded):
-        """Stand before step 0 of a training on these pairs; the weights stay."""
+        """Reset to step 0 of a training run on these pairs; keep the weights."""
         self.config = self.loop = self.schedule = config
         self.encoded, self.steps_done, self.history = encoded, 0, History()
         self.optimizer.state.clear()
 
     def next_batch(self):
-        """Return the next pairs in their order, again and again."""
+        """Return the next pairs in order, starting over at the end."""
         n, first = self.config.batch, self.steps_done * self.config.batch
         pairs = [self.encoded[i % len(self.encoded)] for i in range(first, first + n)]
         tokens, labels = as_batch(pairs, self.config.n_ctx)
@@ -78,22 +78,22 @@ class FineTuner(Trainer):
         return self.parallel.batch(tokens, labels)
 
     def logits(self, tokens):  # (B, T) -> (B, T, V)
-        """Compute without a mask: zeros come after an answer, and tokens see only earlier ones."""
+        """Compute logits without a mask: padding follows the answer, and attention is causal."""
         return self.forward(input_ids=tokens, use_cache=False).logits
 
     def loss_sum(self, tokens, labels):
         return self.sum_of(self.logits(tokens), labels, self.answers)
 
     def sum_of(self, logits, labels, count):
-        """Return this rank's sum, for the loop: masked_loss is R times a part of a mean."""
+        """Return this rank's loss sum for the loop: masked_loss is R times its part of the mean."""
         return self.loss(logits, labels, count) * count / self.parallel.ranks
 
     @torch.no_grad()
     def evaluate(self):
-        """Return the Score, by one forward on every rank.
+        """Return the Score, from one forward on every rank.
 
-        What a model writes token by token is right exactly if each token is the likeliest one after
-        the right ones before it.
+        Greedy decoding gives the right answer exactly if each of its tokens is the likeliest one
+        after the right ones before it.
         """
         count = count_of(self.held_out[1])
 
@@ -111,5 +111,5 @@ class FineTuner(Trainer):
 
 
 def count_of(labels):
-    """Return how many labels some logits are for."""
+    """Return how many labels count towards the loss."""
     return int((labels[:, 1:] != IGNORE).sum())

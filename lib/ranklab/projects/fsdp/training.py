@@ -1,4 +1,4 @@
-"""A Llama is fine-tuned on all ranks, scored before and after, and reported."""
+"""Fine-tune a Llama on all ranks, score it before and after, and report."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from ranklab.trainer.text import TrainConfig
 PARTS = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
          "policy": wrap_policy, "state": full_state_dict}
 PRECISIONS = {"fp32": Precision(), "bf16": Precision(torch.bfloat16, torch.float32)}
-# What transformers.LlamaConfig takes, where no folder of weights says it.
+# The arguments of transformers.LlamaConfig, where no folder of weights has them.
 LLAMAS = {
     "laptop": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 176,
                "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.1},
@@ -46,7 +46,7 @@ LLAMAS = {
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to fine-tune; checked when it is made. The defaults suit a laptop."""
+    """The fine-tuning settings, validated when created. The defaults suit a laptop."""
 
     model: str | None = option(None, "a Hugging Face folder with safetensors, e.g. Llama-2-7b")
     data: str | None = option(None, "a file in Alpaca's form: instruction, input, output",
@@ -88,7 +88,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "how to train, and what", SIZES)
 
@@ -99,7 +99,7 @@ class Options(OnRanks, Resumed):
 def run(size="laptop", **arguments):
     """Fine-tune a Llama on all ranks; return a dict for `report`, or None without transformers.
 
-    arguments  of Session; of PARTS, a learner's own; and of Config
+    arguments  fields of Session and Config; a learner's functions for PARTS
     """
     session, parts, config = Session.divide({"ranks": 4} | arguments, PARTS, SIZES[size])
     if not is_here():
@@ -116,10 +116,10 @@ def run(size="laptop", **arguments):
 
 
 def read(config, resume, ranks):
-    """Return (pairs of plain text for a model that knows nothing, the Instructions).
+    """Return (pairs of plain text for an untrained model, the Instructions).
 
-    The ranks divide the number of held-out examples: all must call the model equally often.
-    Raises ValueError where the ranks do not fit.
+    The number of held-out examples is a multiple of the ranks: all must call the model equally
+    often. Raises ValueError if the ranks do not fit.
     """
     must_divide(ranks, batch=config.batch)
     if config.shard_ranks and ranks % config.shard_ranks:
@@ -136,7 +136,7 @@ def read(config, resume, ranks):
 
 
 def _work(session, shape, config, parts, plain, taught):
-    """Load the weights, tune and save the model on each rank, of which none ever has it whole."""
+    """Load the weights, tune and save the model on each rank; no rank ever holds all of it."""
     torch.manual_seed(0)  # else torchrun's ranks each draw their rows by a seed of their own
     model, tokenizer, rows = llama.on_meta(shape, config.model, config.recompute)
     plain, train, held_out = ([encode(pair, tokenizer) for pair in pairs]
@@ -170,7 +170,7 @@ def _work(session, shape, config, parts, plain, taught):
 
 
 def report(results):
-    """Return what `run` returned as text; or what to install."""
+    """Format the results of `run` as text; or say what to install."""
     if results is None:
         return INSTALL.format("fsdp")
     config, (model, *blocks) = results["config"], results["numbers"]

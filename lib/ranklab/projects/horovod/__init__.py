@@ -1,4 +1,4 @@
-"""A BERT classifies texts by Horovod's API. Read training.py, bert.py, timeline.py."""
+"""A BERT classifies texts with Horovod's API. Read training.py, bert.py, timeline.py."""
 
 from ranklab.projects.horovod.training import Config, report, run
 

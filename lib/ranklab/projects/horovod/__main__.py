@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 8 -m ranklab.projects.horovod --weights DIR --data reviews.csv
     python -m ranklab.projects.horovod --read trace.json    # of any Horovod job
 
-The texts are functions of Python's own library, the classes parts of its manual; a BERT so small
-begins from scratch. `--weights` is a folder with a BERT's weights and tokenizer, `--data` a .csv or
-.jsonl file with a label and a text in each row. Nothing is downloaded.
+The texts are functions of Python's own library, the classes parts of its manual; so small a BERT
+is trained from scratch. `--weights` is a folder with a BERT's weights and tokenizer, `--data` a
+.csv or .jsonl file with a label and a text in each row. Nothing is downloaded.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A BERT, its texts as tokens, and how they are fed to the training loop."""
+"""A BERT, its texts as tokens, and the trainer that feeds them to the training loop."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from ranklab.trainer import Trainer
 
 
 class Tokens(NamedTuple):
-    """The texts as numbers, and what is known of them before any training."""
+    """The texts as token ids, and baselines that need no BERT."""
 
     name: str
     classes: tuple[str, ...]
@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 def read_tokens(config, data=None):
     """Read the Tokens of the file `data`, or of Python's functions.
 
-    config.weights: a folder with the tokenizer; without weights the tokens are words of the texts
+    config.weights: a folder with the tokenizer; without weights, words of the texts are the tokens
     """
     text = labelled_file(data) if data else python_functions()
     if config.weights:
@@ -65,7 +65,7 @@ def make_bert(config, tokens):
 
 
 class BertTrainer(Trainer):
-    """The course's training loop, fed with this rank's texts, for a BERT."""
+    """The course's training loop for a BERT, fed with this rank's texts."""
 
     def __init__(self, hvd, tokens, config, compression):
         self.tokens, self.config, self.units_per_step = tokens, config, config.batch
@@ -75,9 +75,9 @@ class BertTrainer(Trainer):
         super().__init__(model, config, config, adamw, device(), parallel=parallel, progress=False)
 
     def next_batch(self):
-        """Return this rank's texts in this step.
+        """Return this rank's texts for this step.
 
-        All ranks together have the same texts, whatever the number of ranks.
+        Together, the ranks have the same texts for any number of ranks.
         """
         tokens, batch, n = self.tokens, self.config.batch, len(self.tokens.train)
         epoch, first = divmod(self.steps_done * batch, n - n % batch)
@@ -100,9 +100,9 @@ class BertTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, batch=256):
-        """Return the share of held-out texts that are classed right: exact, and equal on all ranks.
+        """Return the share of held-out texts classified correctly: exact, equal on all ranks.
 
-        The ranks gather their counts, so that the all-reduces in a timeline are all from steps.
+        The ranks gather their counts, so that every all-reduce in a timeline is from a step.
         Collective: call it on every rank.
         """
         of_rank = slice(self.parallel.rank, None, self.parallel.ranks)

@@ -1,4 +1,4 @@
-"""Where the time of a training went, by Horovod's timeline, and what helps against it."""
+"""Where the time of a training run went, by Horovod's timeline, and what would reduce it."""
 
 from ranklab.horovod.trace import all_reduces
 
@@ -16,7 +16,7 @@ KINDS = {  # what it is, and what helps. Of what goes on at the same time, the f
 
 
 def kind_of(phase):
-    """Return its kind of time; None for ALLREDUCE, which is all of them, and other verbs."""
+    """Return its kind of time; None for ALLREDUCE, which spans all kinds, and other verbs."""
     if phase.name in ("NEGOTIATE_ALLREDUCE", "QUEUE"):
         return "negotiation"
     if phase.name.startswith("MEMCPY_"):
@@ -25,9 +25,9 @@ def kind_of(phase):
 
 
 def shares(phases):
-    """Return {kind: share of the time} from the first to the last phase; together 1.
+    """Return {kind: share of the time} from the first to the last phase; the shares add up to 1.
 
-    A moment counts once: as an all-reduce when any is running, else as copying, else as waiting.
+    Each moment counts once: as an all-reduce if one is running, else as copying, else as waiting.
     """
     edges = sorted((at, step, kind) for phase in phases if (kind := kind_of(phase))
                    for at, step in ((phase.start, 1), (phase.end, -1)))
@@ -43,7 +43,7 @@ def shares(phases):
 
 
 def table(phases):
-    """Return the timeline as text; the last line names the bottleneck, and what helps."""
+    """Return the timeline as text; the last line names the bottleneck and a remedy."""
     time_shares, carried = shares(phases), all_reduces(phases)
     whole = max(p.end for p in phases) - min(p.start for p in phases)
     most = max(time_shares, key=time_shares.get)

@@ -1,4 +1,4 @@
-"""A BERT is fine-tuned with Horovod's API on all ranks; and the report."""
+"""Fine-tune a BERT with Horovod's API on all ranks; and report."""
 
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ COMPRESSIONS = ("none", "fp16")
 
 @dataclass(frozen=True)
 class Config(LoopConfig):
-    """What to train and how; checked when it is made. The defaults suit two CPU cores."""
+    """The model and training settings, validated when created. The defaults suit two CPU cores."""
 
     weights: str | None = None
     n_ctx: int = option(32, "tokens of a text", least=1)
@@ -48,7 +48,7 @@ class Config(LoopConfig):
             raise ValueError(f"n_head={self.n_head} must divide width={self.width}")
 
     def check(self, ranks, texts):
-        """Raise ValueError where ranks have unequal shares: a mean of means would be wrong."""
+        """Raise ValueError if the ranks' shares are unequal: a mean of means would be wrong."""
         must_divide(ranks, batch=self.batch)
         if texts < self.batch:
             raise ValueError(f"batch={self.batch} is more than the {texts} texts to train on")
@@ -60,7 +60,7 @@ WITH_WEIGHTS = Config(n_ctx=128, lr=5e-5, batch=32, steps=500, warmup=50)
 
 @dataclass(frozen=True)
 class Options(OnNodes):
-    """What the command takes besides a Config."""
+    """The command's options besides Config's."""
 
     without = ("weights", "vocab_size", "width", "n_layer", "n_head", "micro_batch", "checkpoint",
                "checkpoint_every")
@@ -81,8 +81,8 @@ def run(config=Config(), ranks=None, nodes=1, data=None, trace=None, compression
         compress=hvd.compress_fp16, timeout=300):
     """Train the model once for each compression; return a dict, or None without transformers.
 
-    trace     the file for the timeline of the first of these trainings
-    compress  for the compression fp16: a learner's own will do
+    trace     the file for the timeline of the first training run
+    compress  the function for the compression fp16: the library's, or a learner's
     """
     if not is_here():
         return None
@@ -125,7 +125,7 @@ def fine_tune(trainer, trace=None):
 
 
 def report(results):
-    """Return what `run` returned as text; or what to install."""
+    """Format the results of `run` as text; or say what to install."""
     if results is None:
         return INSTALL.format("horovod")
     tokens, config, runs = results["tokens"], results["config"], results["runs"]
@@ -146,7 +146,7 @@ def report(results):
 
 
 def command(options, config):
-    """Return what the command line asks for as text; "" on all but rank 0."""
+    """Return the text that the command line asks for; "" on all ranks but rank 0."""
     if options.read:
         return table(read_timeline(options.read))
     results = run(config, options.ranks, options.nodes, options.data, options.trace,

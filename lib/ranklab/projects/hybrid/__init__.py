@@ -1,4 +1,4 @@
-"""A GPT trained over data, tensor and pipeline ranks; compare.py puts layouts in one table."""
+"""A GPT trained over data, tensor and pipeline ranks; compare.py compares layouts in a table."""
 
 from ranklab.projects.hybrid.config import JOBS
 from ranklab.projects.hybrid.training import dry_run_report, report, run

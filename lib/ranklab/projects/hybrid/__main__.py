@@ -1,11 +1,11 @@
-"""Trains a GPT over data, tensor and pipeline ranks, and compares its costs with the formulas.
+"""Train a GPT over data, tensor and pipeline ranks, and compare its costs with the formulas.
 
     python -m ranklab.projects.hybrid --layout 2x2x2,zero,sp
     torchrun --nproc-per-node=8 -m ranklab.projects.hybrid
     python -m ranklab.projects.hybrid --layout 1x2x4 --resume --checkpoint build/hybrid
     python -m ranklab.projects.hybrid --size 130b --dry-run
 
-A checkpoint goes on in any other layout. `ranklab compare` puts layouts side by side.
+A checkpoint can be resumed in any other layout. `ranklab compare` puts layouts side by side.
 """
 
 import sys

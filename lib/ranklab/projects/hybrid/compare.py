@@ -19,7 +19,7 @@ HELD = ("parameters", "gradients", "optimizer_state")
 
 
 def every_layout(ranks):
-    """Return all layouts of these ranks that fit the model, each without options and with them.
+    """Return all layouts of these ranks that fit the model, each with and without options.
 
     Raises: ValueError if there are none
     """
@@ -35,12 +35,12 @@ def every_layout(ranks):
 
 
 def compare(layouts, experts=0, progress=True, parts=None):
-    """Train one process and then each layout; return a row for each.
+    """Train on one process and then in each layout; return a row for each.
 
-    A row: {name, loss, held, sent, messages, seconds}. What is held and sent, and the messages, are
-    the largest over ranks.
-    experts: in each block; 0: an MLP
-    parts: a learner's own of hybrid.parts.PARTS, {name: function}
+    A row: {name, loss, held, sent, messages, seconds}. held, sent and messages are maxima over
+    ranks.
+    experts: number in each block; 0: an MLP
+    parts: a learner's functions for hybrid.parts.PARTS, {name: function}
     """
     rows = []
     for layout in tqdm([Layout(), *layouts], desc="layouts", disable=not progress):

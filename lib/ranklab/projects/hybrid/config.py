@@ -1,4 +1,4 @@
-"""What the project trains, and how: five GPTs with their layouts, and the settings."""
+"""The project's models and settings: five GPTs with their layouts, and how they are trained."""
 
 import re
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from ranklab.trainer.text import TrainConfig
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to train; checked when it is made. The defaults suit a laptop."""
+    """The training settings, validated when created. The defaults suit a laptop."""
 
     steps: int = 20
     lr: float = 3e-3
@@ -74,7 +74,7 @@ def parse_shape(text):
 
 
 def with_experts(shape, n_expert):
-    """Return the GPT with n_expert experts in each block, two for each token; 0: the GPT itself."""
+    """Return the GPT with n_expert experts in each block, two per token; 0: the GPT itself."""
     return MoEConfig(**vars(shape), n_expert=n_expert) if n_expert else shape
 
 

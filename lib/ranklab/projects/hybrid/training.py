@@ -1,4 +1,4 @@
-"""A GPT is trained over data, tensor and pipeline ranks; its costs and bubbles are reported."""
+"""Train a GPT over data, tensor and pipeline ranks; report its costs and bubbles."""
 
 import functools
 from collections import defaultdict
@@ -33,13 +33,13 @@ def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, shap
     """Train the model on all ranks of the layout; return a dict for `report`.
 
     layout     None: the layout of this size, 2 x 2 x 2 on a laptop
-    parts      a learner's own of hybrid.parts.PARTS, {name: function}
+    parts      a learner's functions for hybrid.parts.PARTS, {name: function}
     reshard    reshard_checkpoint, or a learner's own
     shape      a GPTConfig; None: the shape of this size
     experts    how many experts each block has; 0: an MLP
-    export     a folder: Prometheus finds each rank's metrics by files in it
-    path       a text of your own
-    arguments  of Session; of Config; and of the parts by their first names
+    export     a folder of files by which Prometheus finds each rank's metrics
+    path       a text file of your own
+    arguments  fields of Session and of Config; and parts by their first names
     """
     first = {FIRST_NAMES[name]: arguments.pop(name) for name in FIRST_NAMES.keys() & arguments}
     usual_shape, config, usual_layout = SIZES[size]
@@ -59,7 +59,7 @@ def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, shap
 
 
 def _work(session, shape, text, config, layout, parts, reshard, export):
-    """Train on each rank; return what it counted, also in one more step after the last."""
+    """Train on each rank; return its counts, including those of one more step after the last."""
     mesh = layout.new_mesh(parts["build_mesh"], config.per_node or None)
     hybrid = Hybrid(mesh, layout, parts=parts)
     trainer = HybridTrainer(new_model(shape, "meta"), text, config, hybrid, session.progress)
@@ -83,7 +83,7 @@ def _work(session, shape, text, config, layout, parts, reshard, export):
 
 
 class HybridTrainer(Exported, TextTrainer):
-    """TextTrainer that logs the bubble. A logged step is timed, so it waits for the GPU."""
+    """A TextTrainer that logs the bubble. A logged step is timed, so it waits for the GPU."""
 
     def __init__(self, model, text, config, hybrid, progress):
         gpu = device().type == "cuda" and hardware.find(torch.cuda.get_device_name())
@@ -116,7 +116,7 @@ class HybridTrainer(Exported, TextTrainer):
 # --- the report -----------------------------------------------------------------------------------
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     shape, config, layout, ranks = (
         results[name] for name in ("shape", "config", "layout", "ranks"))
     first, job = ranks[0], config.job(shape)
@@ -159,7 +159,7 @@ def costs(job, layout, held, sent):
 
 
 def dry_run_report(size, job=None, layout=None):
-    """Return what the first rank holds and sends, by formula and counted, as text.
+    """Return the bytes that the first rank holds and sends, by formula and counted, as text.
 
     size  a name in SIZES; its job and layout are the defaults
     """

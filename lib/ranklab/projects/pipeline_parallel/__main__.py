@@ -1,11 +1,11 @@
-"""A GPT trained through a pipeline; and how busy each stage is, beside the formula.
+"""A GPT trained through a pipeline; how busy each stage is, compared with the formula.
 
     python -m ranklab.projects.pipeline_parallel --schedule interleaved --virtual 2
     python -m ranklab.projects.pipeline_parallel --slow-stage 2        the monitor finds it
     torchrun --nproc-per-node 4 -m ranklab.projects.pipeline_parallel --size gpt2-xl \\
         --checkpoint build/pipeline
 
-A checkpoint goes on with any number of stages and with any schedule.
+A checkpoint can be resumed with any number of stages and with any schedule.
 """
 
 import sys

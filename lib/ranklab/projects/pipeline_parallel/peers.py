@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining and our pipeline: the same parts of a GPT, the same batches."""
+"""torch.distributed.pipelining and our pipeline, on the same parts of a GPT and batches."""
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ SHAPE, PIECES = GPTConfig(n_layer=6), 8
 def cut_gpt(name, shape):
     """Return (this rank's part of a GPT, its PipelineParallel), without tied weights.
 
-    Torch leaves a matrix that two stages share to its user.
+    Torch leaves the handling of a matrix shared by two stages to the user.
     """
     model = new_model(shape).to(device())
     model.tied, model.head.weight = {}, nn.Parameter(model.head.weight.detach().clone())
@@ -43,7 +43,7 @@ def torch_pipelining(name, shape=SHAPE):
 
 
 def train(way, name, steps):
-    """Train on one rank for some steps.
+    """Train for some steps, on each rank.
 
     Returns: ([mean loss of each step], the last gradients of this rank, its sends in the last step)
     """
@@ -62,7 +62,7 @@ def train(way, name, steps):
 
 
 def losses_by(way, name="1f1b", ranks=4, steps=2):
-    """Train on all ranks, in one way: ours or torch_pipelining.
+    """Train on all ranks with one pipeline: ours or torch_pipelining.
 
     Returns: ([mean loss of each step], [messages that each rank sent in the last step])
     """

@@ -1,4 +1,4 @@
-"""A GPT is trained through a pipeline; its messages, memory, times and bubble are reported."""
+"""Train a GPT through a pipeline; report its messages, memory, times and bubble."""
 
 import functools
 import statistics
@@ -32,7 +32,7 @@ SECONDS = 0.03  # that the forward of a mean stage sleeps
 
 
 def schedule_of(name, virtual=None):
-    """Return (ranks, micro_batches) -> schedule. virtual: for interleaved alone, 2 by default"""
+    """Return (ranks, micro_batches) -> schedule. virtual: only for interleaved, 2 by default"""
     if name == "interleaved":
         return functools.partial(SCHEDULES[name], virtual=virtual or 2)
     if virtual is not None:
@@ -42,7 +42,7 @@ def schedule_of(name, virtual=None):
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to train; checked when it is made. The defaults suit a laptop."""
+    """The training settings, validated when created. The defaults suit a laptop."""
 
     steps: int = 40
     lr: float = 3e-3
@@ -71,7 +71,7 @@ SIZES = {  # the laptop's head costs as much as 2.3 blocks, as in GPT-2 XL
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     schedule: str = option("1f1b", "of micro-batches", SCHEDULES)
@@ -85,8 +85,8 @@ class Options(OnRanks, Resumed, OnText):
 def run(size="laptop", path=None, **arguments):
     """Train the model on all ranks; return a dict for `report`.
 
-    path       a text of your own
-    arguments  of Session; of PARTS, a learner's own: see PipelineParallel; and of Config
+    path       a text file of your own
+    arguments  fields of Session and Config; a learner's functions for PARTS: see PipelineParallel
     """
     shape, config = SIZES[size]
     session, parts, config = Session.divide({"ranks": 4} | arguments, PARTS, config)
@@ -121,7 +121,7 @@ def stage_costs(shape, layers):
 
 
 def asleep(parallel, plan, costs, slow_stage):
-    """Return this rank's spans in a real run of the schedule `plan` whose stages sleep."""
+    """Return this rank's spans in a real run of the schedule `plan`, with stages that sleep."""
     seconds = [SECONDS / statistics.mean(costs) * cost for cost in costs]
     if slow_stage >= 0:
         seconds[slow_stage] *= 2
@@ -161,7 +161,7 @@ def measured_step(trainer, plan):
 # --- the report, and the bubble monitor -----------------------------------------------------------
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     shape, config, ranks, plan, layers = (
         results[name] for name in ("shape", "config", "ranks", "plan", "layers"))
     first, place = ranks[0], pp.places(plan)
@@ -194,10 +194,10 @@ def report(results):
 
 
 def monitor(spans, schedule):
-    """Return (busy seconds of each stage, bubbles) by the measured spans of all ranks.
+    """Return (busy seconds of each stage, bubbles) from the measured spans of all ranks.
 
-    bubbles  measured; simulated with the mean times of each stage; and for equal stages, which
-             is what the formulas say. Clocks of several machines must agree for the first
+    bubbles  measured; simulated with the mean times of each stage; and for equal stages, as
+             the formulas predict. The first needs clocks that agree across machines
     """
     seconds, stages = defaultdict(list), range(len(pp.places(schedule)))
     for _, (kind, stage, _), start, end in spans:
@@ -209,13 +209,13 @@ def monitor(spans, schedule):
 
 
 def parameters(shape, ranges):
-    """Return how many parameters these layers of a GPT have."""
+    """Return the number of parameters in these layers of a GPT."""
     with torch.device("meta"):
         return sum(p.numel() for p in keep_layers(GPT(shape), *ranges).parameters())
 
 
 def above_mean(values):
-    """Return by which part of the mean the largest is above it."""
+    """Return how far the largest value is above the mean, as a fraction of the mean."""
     return max(values) / statistics.mean(values) - 1
 
 

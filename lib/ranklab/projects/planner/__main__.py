@@ -1,5 +1,5 @@
-"""Compares the planner with published runs, and fits its constants; plans six orders; measures
-what this machine can do.
+"""Compare the planner with published runs, and fit its constants; plan six orders; measure
+this machine.
 
     python -m ranklab.projects.planner score
     python -m ranklab.projects.planner score FILE.csv ... --json
@@ -8,8 +8,8 @@ what this machine can do.
     python -m ranklab.projects.planner orders
     torchrun --nproc-per-node 8 -m ranklab.projects.planner measure --write node.json
 
-A file of runs has the header of lib/ranklab/planner/published/runs_*.csv. Constants were fitted on
-three quarters of these rows, chosen by a hash of row_id; the rest is for validation.
+A file of runs has the header of lib/ranklab/planner/published/runs_*.csv. The constants were fitted
+on three quarters of these rows, chosen by a hash of row_id; the rest is for validation.
 """
 
 import sys

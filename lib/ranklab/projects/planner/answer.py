@@ -1,4 +1,4 @@
-"""What `ranklab plan` answers, as a dict that --json prints and table.py writes as text."""
+"""The answer of `ranklab plan`, as a dict that --json prints and table.py formats as text."""
 
 import dataclasses
 
@@ -67,7 +67,7 @@ def layout(wish, candidate):
 
 
 def mixed_answer(name, model, parts, mixes, options):
-    """Return the answer for several kinds of GPUs: what each kind does in the fastest layout."""
+    """Return the answer for several kinds of GPUs: each kind's part in the fastest layout."""
     best, total, tokens = mixes[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
     alone = [Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),

@@ -1,4 +1,4 @@
-"""The best layout of each tool as files that it reads; a dry run in the course's own trainer."""
+"""The best layout of each tool, as files that it reads; a dry run in the course's own trainer."""
 
 from pathlib import Path
 
@@ -44,9 +44,9 @@ def texts(model, plan, machine):
 
 
 def dry_run(model, plan):
-    """Play the first rank of a plan in lab 12's trainer, and count what it holds and sends.
+    """Run a plan's first rank in lab 12's trainer, and count the bytes that it holds and sends.
 
-    Returns: lines with the bytes by the formulas (said) and as counted
+    Returns: lines with the bytes predicted by the formulas, and as counted
     """
     from ranklab.planner.export.hybrid import dry_run_plan  # here: it needs torch
 

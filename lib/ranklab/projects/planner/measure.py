@@ -1,4 +1,4 @@
-"""measure: what the GPUs and links of this machine do, as a node file for `ranklab plan --on`."""
+"""measure: the speeds of this machine's GPUs and links, as a node file for `ranklab plan --on`."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROUNDS = 5
 def measure(ranks=None, nodes=1):
     """Return the Machine, measured on the ranks of this job, or on `ranks` ranks started here.
 
-    bf16, memory_bandwidth  of the best matrix product and the best copy
+    bf16, memory_bandwidth  from the fastest matrix product and the fastest copy
     link, network  such that the planner predicts the measured bus bandwidth of a large all-reduce;
                    with one node the network is assumed to be the link
     """
@@ -49,7 +49,7 @@ def _measured():
 
 
 def _bus_bandwidth(group, where):
-    """Return the bytes/s of each rank in the fastest of some all-reduces; 1e15 on one rank."""
+    """Return the bytes/s of each rank in the fastest of several all-reduces; 1e15 on one rank."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return 1e15

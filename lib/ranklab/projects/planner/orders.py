@@ -16,7 +16,7 @@ from ranklab.planner.why import why
 
 
 class Functions(NamedTuple):
-    """The functions of the lab, the library's or a learner's."""
+    """The lab's functions: the library's or a learner's."""
 
     memory: Callable = memory_per_gpu
     step: Callable = step_time
@@ -27,9 +27,9 @@ class Functions(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What a customer wants; `machines` are the choices, each with a number of GPUs.
+    """A customer's order; `machines` are the choices, each with a number of GPUs.
 
-    wants  {words: (plan, step, order's machine, functions) -> (what is, whether that is enough)}
+    wants  {words: (plan, step, order's machine, functions) -> (the value, whether it is enough)}
     """
 
     what: str
@@ -71,7 +71,7 @@ def faster_than(tokens):
 
 
 def quiet(most):
-    """Return the constraint: at most a part `most` of the step goes to links between islands."""
+    """Return the constraint: links between islands take at most a fraction `most` of the step."""
     def holds(order, plan, step, machine, use):
         here = replace(machine, island=0)
         lost = 1 - use.step(order.model, plan, here).total / step.total
@@ -80,7 +80,7 @@ def quiet(most):
 
 
 def cheap(dollars, days, tokens):
-    """Return the constraint: at most `dollars` for a million tokens, all tokens within `days`."""
+    """Return the constraint: at most `dollars` per million tokens, and all tokens in `days`."""
     def holds(order, plan, step, machine, use):
         mfu, price = step.mfu(order.model, plan, machine), price_of(machine.accelerator)[0]
         each = 1e6 * use.cost(order.model, order.sequence, machine, mfu, price)
@@ -118,7 +118,7 @@ def orders():
 
 
 def order_of(name, **changes):
-    """Return the Order, with another sequence or batch, or other fields of its machines.
+    """Return the Order, with its sequence, batch or fields of its machines changed.
 
     Raises: ValueError if there is no such order or field
     """
@@ -134,7 +134,7 @@ def order_of(name, **changes):
 
 
 def grades(order, plan, machine, gpus, use):
-    """Grade a plan: return [(the constraint, what the plan has, whether it holds)]."""
+    """Grade a plan: return [(the constraint, the plan's value, whether it holds)]."""
     try:
         refuse(plan, order.model, machine, gpus, order.sequence, order.batch)
     except ValueError as error:
@@ -161,11 +161,11 @@ def grade(name, plan, on=0, functions=Functions(), **changes):
 
 
 def run(only=None, **changes):
-    """Search for each order the fastest plan that keeps all constraints; return text.
+    """Find for each order the fastest plan that meets all constraints; return text.
 
-    If no plan keeps all of them: the plan that keeps most.
+    If no plan meets all of them: the plan that meets most.
     only: the name of one order
-    changes: as in order_of; and memory, step, cost, curve, search: your own functions
+    changes: as for order_of; and memory, step, cost, curve, search: your own functions
     """
     own = {name: changes.pop(name) for name in Functions._fields if name in changes}
     use, lines = Functions(**own), []
@@ -177,7 +177,7 @@ def run(only=None, **changes):
 
 
 def chosen(order, use):
-    """Return lines about the fastest plan that keeps most of an order's constraints."""
+    """Return lines about the fastest plan that meets most of an order's constraints."""
     best = None  # (a layout, its grades, its machine)
     for machine, gpus in order.machines:
         try:
@@ -200,10 +200,10 @@ def chosen(order, use):
 
 
 def number_kept(marks):
-    """Count the constraints that hold, of what grades() returns."""
+    """Count the constraints that hold in the output of grades()."""
     return sum(holds for *_, holds in marks)
 
 
 def as_lines(marks):
-    """Return what grades() returns as lines."""
+    """Format the output of grades() as lines."""
     return [f"{'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds in marks]

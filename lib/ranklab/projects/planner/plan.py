@@ -1,4 +1,4 @@
-"""`ranklab plan`: the best layouts of a training on your GPUs: how fast, how many dollars, and why.
+"""`ranklab plan`: the best layouts for training on your GPUs: their speed, their cost, and why.
 
     ranklab plan --model llama-70b --gpus 256 --on h100-dgx --seq 8192 --batch 1024
     ranklab plan --params 13e9 --gpus 64 --on a100-dgx --tokens 300e9 --price 2.5 --sensitivity
@@ -33,7 +33,7 @@ from ranklab.projects.planner import table
 from ranklab.projects.planner.answer import answer, mixed_answer
 from ranklab.projects.planner.files import dry_run, write_plans
 
-watch = functools.partial(tqdm, desc="layouts", leave=False, disable=None)  # on a terminal alone
+watch = functools.partial(tqdm, desc="layouts", leave=False, disable=None)  # only on a terminal
 
 
 @refusals("ranklab plan")
@@ -60,12 +60,12 @@ def main(arguments):
         reply, text = one_kind(name, wish, source, options), table.text
     try:
         print(json.dumps(reply, indent=1) if options.json else text(reply), flush=True)
-    except BrokenPipeError:  # `head` has read enough; what is left must go somewhere at the end
+    except BrokenPipeError:  # `head` has read enough; the rest must go somewhere at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def more(options, name, wish, source, shown):
-    """Write the files that were asked for, and dry-run the course's own trainer.
+    """Write the requested files, and dry-run the course's own trainer.
 
     Returns: lines about both, and about Muon
     """
@@ -84,7 +84,7 @@ def more(options, name, wish, source, shown):
 
 
 def muon_lines(wish, best):
-    """Say what Muon changes in the best layout, as lines."""
+    """Return lines about the effect of Muon on the best layout."""
     change = muon_change(wish.model, best.plan, wish.machine)
     memory, seconds = best.memory, best.step.total + change.computing + change.sending
     return textwrap.wrap(

@@ -23,7 +23,7 @@ PARTS = {"all": lambda row_id: True, "fit": is_for_fit,
 
 @dataclass(frozen=True)
 class Options(OnRanks):
-    """What the command takes."""
+    """The command's options."""
 
     command: str = option("score", "score: errors on files of runs; fit: constants anew; orders: "
                           "six plans; measure: this machine", COMMANDS, nargs="?")
@@ -34,7 +34,7 @@ class Options(OnRanks):
     write: str | None = option(None, "measure: a node file for `ranklab plan --on`", kind=new_file)
 
     def runs(self):
-        """Return the Runs of the files, of this part; raise ValueError where there are none."""
+        """Return the files' Runs in this part; raise ValueError if there are none."""
         runs = [run for run in all_runs(self.files) if PARTS[self.part](run.row_id)]
         if not runs:
             raise ValueError("there are no rows in these files")
@@ -58,7 +58,7 @@ def jobs(runs):
 
 
 def act(options, _):
-    """Return what the command asks for as text."""
+    """Return the requested report as text."""
     if options.command == "orders":
         return run()
     if options.command == "measure":
@@ -88,7 +88,7 @@ def score_table(scores):
 
 
 def used_words(total_score):
-    """Return whether the used rows are said to fit, and what was assumed about them, as text."""
+    """Return as text how many used rows are predicted to fit, and the assumptions about them."""
     fits = percent(mean(total_score.fits)) or "none used"
     words = f"said to fit into their GPUs, as they did: {fits}"
     if assumed := total_score.assumed:
@@ -102,7 +102,7 @@ def percent(part):
 
 
 def unused_table(scores):
-    """Return why rows were not used, as text."""
+    """Return as text the reasons why rows were not used."""
     lines = ["not used:"]
     for name, each in scores.items():
         lines += [f"  {name}: {number} rows: {why}" for why, number in each.unused.most_common()
@@ -115,8 +115,8 @@ def unused_table(scores):
 def fit_report(runs):
     """Fit the constants again; return them and their errors as text.
 
-    The errors are on the rows for the fit, on validation, and on each source with constants that
-    were fitted without it.
+    The errors are on the rows of the fit, on validation, and on each source with constants
+    fitted without it.
     """
     from ranklab.planner.fit import fit  # here: it needs numpy, and `ranklab plan` does not
 

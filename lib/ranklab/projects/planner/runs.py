@@ -1,4 +1,4 @@
-"""Compares the two formulas, the library's or a learner's, with published runs and with counts."""
+"""Compare the two formulas, the library's or a learner's, with published runs and with counts."""
 
 from ranklab.planner.jobs import is_for_fit
 from ranklab.planner.memory import memory_per_gpu
@@ -45,7 +45,7 @@ def errors(memory=memory_per_gpu, step=step_time):
 
 
 def rough_errors(seconds_of):
-    """Return how far off a rough rule is on each source's runs, with step_time's error, as text.
+    """Return as text a rough rule's error on each source's runs, next to step_time's error.
 
     seconds_of  rough_step_seconds, or a learner's
     """
@@ -66,7 +66,7 @@ def scores():
 
 
 def counted():
-    """Return what the first of 64 ranks holds and sends in lab 12's trainer, as text."""
+    """Return as text the bytes that the first of 64 ranks holds and sends in lab 12's trainer."""
     model = Model(16, 512, 8, 2048, 4096, tied=True)
     plan = Plan(dp=4, tp=4, pp=4, sequence=512, micro_batches=8, zero=1, sequence_parallel=True,
                 tool="ours")

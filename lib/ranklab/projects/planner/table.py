@@ -1,4 +1,4 @@
-"""The answer of `ranklab plan` as text, of at most 100 columns."""
+"""The answer of `ranklab plan` as text, at most 100 columns wide."""
 
 import textwrap
 
@@ -19,8 +19,8 @@ LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor
 def text(answer):
     """Return the answer as text.
 
-    Its parts: the model and machine, the table, the best layout's range and bill, and what was
-    asked for.
+    Its parts: the model and machine, the table, the best layout's range and bill, and the
+    requested extras.
     """
     parts = [top(answer), machine_line(answer["machine"], answer), layouts(answer), best(answer),
              answer["offers"] and offers(answer), answer["sensitivity"] and sensitivity(answer),
@@ -48,7 +48,7 @@ def machine_line(machine, answer):
 
 
 def layouts(answer):
-    """Return a row for each layout, and under it what bounds it."""
+    """Return a row for each layout, with its bottleneck below."""
     lines, errors = [HEADER + "dp x tp x pp"], answer["errors"]
     middle, tenth = zip(*errors["left_out"].values())
     for row in answer["layouts"]:
@@ -67,14 +67,14 @@ def numbers(row):
 
 
 def cells(row):
-    """Return [time of a step, tokens a day, dollars of a million tokens], as columns."""
+    """Return [seconds per step, tokens per day, dollars per million tokens], as columns."""
     dollars = "" if row["dollars_per_token"] is None else f"{row['dollars_per_token'] * 1e6:.4f}"
     return [f"{plain(row['seconds'], 4)} s".rjust(10),
             short(row["tokens_per_second"] * DAY).rjust(12), dollars.rjust(12)]
 
 
 def best(answer):
-    """Describe the first layout: likely range, MFU by all conventions, failures and the bill."""
+    """Describe the first layout: likely range, MFU by all conventions, failures and cost."""
     row, near, bill = answer["layouts"][0], answer["range"], answer["bill"]
     cost = f"{dollars(bill)} at ${bill['price']:g} ({bill['source']})" if bill[
         "dollars"] else "no price is known (--price)"
@@ -101,7 +101,7 @@ def best(answer):
 
 
 def offers(answer):
-    """List numbers of GPUs: first those within the limits, of which the first has the bill."""
+    """List numbers of GPUs, those within the limits first; the first of them has the bill."""
     return "\n".join([f"Within {limit(answer['budget'], answer['deadline'])}:",
                       f"{'':5}{'GPUs':>9}{'days':>10}{'dollars':>15}"] + [
         fill(f"{row['layout']} ({row['tool']})", f"{'yes' if row['meets'] else 'no':5}"
@@ -110,7 +110,7 @@ def offers(answer):
 
 
 def sensitivity(answer):
-    """List what half and twice each thing changes."""
+    """List the effect of halving and of doubling each quantity."""
     now = answer["layouts"][0]
     lines = [f"{'What if':16}{'step':>10}{'tokens/day':>12}  change  $/M tokens   layout"]
     for row in answer["sensitivity"]:
@@ -155,7 +155,7 @@ def listed(lines):
 
 
 def fill(words, before=""):
-    """Wrap the words after `before`, with lines indented to where the words begin."""
+    """Wrap the words after `before`; indent further lines to where the words begin."""
     return textwrap.fill(words, COLUMNS, initial_indent=before, break_on_hyphens=False,
                          subsequent_indent=" " * len(before))
 

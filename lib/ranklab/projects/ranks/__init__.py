@@ -1,4 +1,4 @@
-"""Is every rank of a new cluster there, right, and as fast as the others?"""
+"""Is every rank of a new cluster there, correct, and as fast as the others?"""
 
 from ranklab.projects.ranks.inspection import run, timed
 

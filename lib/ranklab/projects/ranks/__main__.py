@@ -1,11 +1,11 @@
-"""The first thing to run on a new cluster: is every rank there, right, and as fast as the others?
+"""The first thing to run on a new cluster: is every rank there, correct, and as fast as the others?
 
     python -m ranklab.projects.ranks --ranks 4
     torchrun --nproc-per-node 8 -m ranklab.projects.ranks
     srun -N 4 --ntasks-per-node 8 python -m ranklab.projects.ranks
 
-Rank 0 prints where each rank runs, whether an all-reduce is right and how long it takes by size,
-and it names the ranks that compute slowly or are missing. Exit code 1 when anything is wrong.
+Rank 0 prints where each rank runs, whether an all-reduce is correct and how long it takes by size,
+and the ranks that compute slowly or are missing. The exit code is 1 if anything is wrong.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What each rank says of itself, and what is wrong with it: the project of lab 00."""
+"""What each rank reports about itself, and what is wrong with it: the project of lab 00."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ PARTS = {"roll_call": roll_call, "ring_shift": ring_shift}  # those that may be 
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank says of itself, and what it measured."""
+    """One rank's report about itself, and its measurements."""
 
     rank: int
     node: int
@@ -41,7 +41,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Options(OnNodes):
-    """What the command takes."""
+    """The command's options."""
 
     slow: int | None = option(None, "emulate: this rank computes slowly", kind=number(least=0))
     missing: int | None = option(None, "emulate: this rank does not answer", kind=number(least=0))
@@ -52,7 +52,7 @@ class Options(OnNodes):
 def answer_the_roll(limit_s=10, roll_call=roll_call):
     """Wait until every rank has called, for `limit_s` seconds at most.
 
-    Raises RuntimeError that names the missing ranks, on each rank that has called.
+    Raises RuntimeError with the missing ranks, on each rank that has called.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
@@ -68,7 +68,7 @@ def answer_the_roll(limit_s=10, roll_call=roll_call):
 
 
 def all_reduce_is_right(n=1000):
-    """Tell whether the sum over ranks came out right, element by element, on this rank."""
+    """Return whether the sum over ranks is correct on this rank, in every element."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x = (rank + 1) * torch.arange(n, device=device(), dtype=torch.int64)
     dist.all_reduce(x)
@@ -77,7 +77,7 @@ def all_reduce_is_right(n=1000):
 
 
 def timed(fn, repeats=5, pick=statistics.median, pause_s=0.0):
-    """Return the median time of `fn()` in seconds, or another `pick`; with the GPU's work."""
+    """Return the median time of `fn()` in seconds, or another `pick`, including the GPU's work."""
     seconds = []
     for _ in range(repeats + 1):
         time.sleep(pause_s)
@@ -89,7 +89,7 @@ def timed(fn, repeats=5, pick=statistics.median, pause_s=0.0):
 
 
 def all_reduce_times(sizes=SIZES):
-    """Return [(bytes, seconds)] of all-reduces of these sizes, as this rank sees them."""
+    """Return [(bytes, seconds)] of all-reduces of these sizes, as measured on this rank."""
     rows = []
     for size in sizes:
         x = torch.ones(size // 4, device=device())
@@ -100,20 +100,20 @@ def all_reduce_times(sizes=SIZES):
 def compute_time(width=384, late_s=0.0):
     """Return this rank's own time for a fixed matrix product; `late_s` emulates a slow machine.
 
-    The best of twenty over half a second: another program may slow down some of them, but not all.
+    The best of twenty over half a second: another program may slow some of them down, but not all.
     """
     a = torch.ones(width, width, device=device())
     return timed(lambda: (a @ a, time.sleep(late_s)), repeats=20, pick=min, pause_s=0.02)
 
 
 def link_time(n_bytes=2_000_000, ring_shift=ring_shift):
-    """Return the time of a message from the rank before, all at once around the ring."""
+    """Return the time of a message from the previous rank, while all ranks send around the ring."""
     x = torch.ones(n_bytes // 4, device=device())
     return timed(lambda: ring_shift(x)) if dist.get_world_size() > 1 else 0.0
 
 
 def inspect_rank(slow, missing, limit_s, n_bytes, roll_call, ring_shift):
-    """Return (Rank, all-reduce times) of this rank. `slow`, `missing`: emulate a fault."""
+    """Return (Rank, all-reduce times) of this rank; `slow` and `missing` emulate a fault."""
     rank = dist.get_rank()
     if rank == missing:
         time.sleep(limit_s + 2)  # alive, but not at the roll call: like a rank stuck in its loader
@@ -145,7 +145,7 @@ def problems(ranks):
 
 
 def table(ranks):
-    """Return who lives where, as text."""
+    """Return as text where each rank runs."""
     lines = [f"{'rank':>4} {'node':>4} {'local':>5}  {'host':16} {'device':22} {'sum':5} "
              f"{'compute':>9} {'link in':>9}"]
     lines += [f"{r.rank:4} {r.node:4} {r.local_rank:5}  {r.host[:16]:16} {r.device[:22]:22} "
@@ -155,7 +155,7 @@ def table(ranks):
 
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     times = [f"all-reduce {size:>10,} bytes  {seconds * 1e3:8.2f} ms"
              for size, seconds in results["times"]]
     verdict = results["problems"] or ["all ranks are here, right, and alike"]
@@ -165,7 +165,7 @@ def report(results):
 def run(ranks=None, nodes=1, slow=None, missing=None, limit_s=10, n_bytes=2_000_000, **functions):
     """Inspect all ranks; return {"ranks", "table", "times", "problems"}.
 
-    n_bytes    of the message over each link
+    n_bytes    size of the message over each link
     functions  a learner's own roll_call, ring_shift
     """
     for name, rank in (("slow", slow), ("missing", missing)):

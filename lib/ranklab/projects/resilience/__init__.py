@@ -1,4 +1,4 @@
-"""Lab 12's training under a chaos monkey: ranks die, hang and lose files, and it goes on."""
+"""Lab 12's training run under a chaos monkey: ranks die, hang and lose files, and it continues."""
 
 from ranklab.projects.resilience.chaos import KINDS, Fault, plan_faults
 from ranklab.projects.resilience.report import report

@@ -3,7 +3,7 @@
     python -m ranklab.projects.resilience --faults 5 --seed 1
     python -m ranklab.projects.resilience --soak 100
 
-Ranks are killed, stopped, or leave a collective; checkpoints are damaged, disks are full. The
+Ranks are killed, stopped, or leave a collective; checkpoints are damaged, disks fill up. The
 signals and the files are real. At full size use the hybrid project: labs/jobs/resilience.sbatch.
 """
 

@@ -1,7 +1,7 @@
-"""The chaos monkey: a seed decides which fault comes when. And the training that it disturbs.
+"""The chaos monkey: a seed decides which fault comes when. And the training run that it disturbs.
 
 Its faults are real: signals to processes, a changed file, a write that the kernel refuses. Two are
-emulated: a full disk, by a limit for the size of files (EFBIG, not ENOSPC), and a slow rank, by
+emulated: a full disk, by a limit on the size of files (EFBIG, not ENOSPC), and a slow rank, by
 sleep.
 """
 
@@ -39,11 +39,11 @@ class Fault(NamedTuple):
 
 
 class Left(Exception):
-    """This rank leaves, and tells nobody."""
+    """This rank leaves without telling anyone."""
 
 
 def plan_faults(seed, count, config, ranks):
-    """Plan `count` Faults, in the order of their steps; kinds take turns.
+    """Plan `count` Faults, in the order of their steps; the kinds take turns.
 
     A seed always gives the same faults.
     """
@@ -59,11 +59,11 @@ def plan_faults(seed, count, config, ranks):
 
 
 class ChaosTrainer(HybridTrainer):
-    """HybridTrainer whose ranks beat after each step, and whose faults strike.
+    """A HybridTrainer whose ranks send a heartbeat after each step, and whose faults strike.
 
     beats   Heartbeats
     faults  of the whole run
-    struck  a folder: a file for each fault that has struck, so that none comes twice
+    struck  a folder with a file for each fault that has struck, so that none strikes twice
     """
 
     def __init__(self, *arguments, beats, faults, struck):
@@ -105,7 +105,7 @@ class ChaosTrainer(HybridTrainer):
         self.beats.saves[self.parallel.rank, self.steps_done] = time.perf_counter() - before
 
     def strike(self, kinds):
-        """Let the first of these faults that is due strike; return its kind, or None."""
+        """Trigger the first of these faults that is due; return its kind, or None."""
         file, fault = next(((file, fault) for file, fault in self.own_faults if fault.kind in kinds
                             and fault.step <= self.steps_done and not file.exists()), (None, None))
         if fault is None:

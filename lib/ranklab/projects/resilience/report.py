@@ -1,4 +1,4 @@
-"""What trainings have survived, as text."""
+"""What training runs have survived, as text."""
 
 import textwrap
 
@@ -22,7 +22,7 @@ def report(trials, find_straggler=None, goodput=None):
 
 
 def announced(trials):
-    """Yield each trial, after a line about it on the screen."""
+    """Yield each trial, after printing a line about it."""
     for trial in trials:
         run = trial.found
         print(f"seed {trial.seed:4}: {count_faults(run)} faults, {len(run.lives)} launches, "
@@ -40,9 +40,9 @@ def computed(run):
 
 
 def story(trial, find_straggler):
-    """Return lines: each launch, and what is equal in the end."""
+    """Return lines about each launch, and about what is equal at the end."""
     run, lines = trial.found, []
-    # Some pipeline stages have more to do, so each rank is compared with itself, undisturbed.
+    # Some pipeline stages have more to do, so each rank is compared with its undisturbed self.
     usual = {life.layout: np.median(life.work[:, 1:], axis=1, keepdims=True)
              for life in trial.replay.lives if life.last > life.first}
     for life in run.lives:
@@ -66,7 +66,7 @@ def story(trial, find_straggler):
 
 
 def shares(trial, goodput):
-    """Return lines: which share of steps and time counts; measured, and by formula."""
+    """Return lines with the shares of useful steps and time, measured and by formula."""
     run, every, steps = trial.found, trial.config.checkpoint_every, trial.config.steps
     failures, done = len(run.lives) - 1, computed(run)
     lost = failures * (every - 1) / 2 + run.damaged * every

@@ -1,4 +1,4 @@
-"""Runs under the monkey, each with its own seed; undisturbed runs; and their settings."""
+"""Runs under the monkey, each with its own seed; undisturbed runs; and the settings of both."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ from ranklab.projects.resilience.survive import Survived, differing, survive
 from ranklab.projects.runner import OnText
 from ranklab.trainer.text import text_for
 
-# Another layout adds in another order. It rounds differently, by 6e-8, and AdamW enlarges this in
-# each step. With the same layouts at the same steps nothing may differ.
+# A different layout adds in a different order. It rounds differently, by 6e-8, and AdamW amplifies
+# this in each step. With the same layouts at the same steps nothing may differ.
 TOLERANCE = 1e-5  # nats
 SHAPE = GPTConfig(n_ctx=32, n_embd=32, n_head=4, n_layer=4)
 LAYOUTS = "2x1x2,zero 1x1x3 2x1x1 1x1x1"
@@ -21,7 +21,7 @@ LAYOUTS = "2x1x2,zero 1x1x3 2x1x1 1x1x1"
 
 @dataclass(frozen=True)
 class Config(HybridConfig):
-    """How to train; checked when it is made. The defaults suit a laptop."""
+    """The training settings, validated when created. The defaults suit a laptop."""
 
     steps: int = 24
     batch: int = 8  # sequences
@@ -31,7 +31,7 @@ class Config(HybridConfig):
 
 @dataclass(frozen=True)
 class Options(OnText):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     without = ("compare", "per_node", "checkpoint", "eval_every", "seed")
     faults: int = option(5, "in a run", least=0)
@@ -65,7 +65,7 @@ class Trial:
 
 
 def soak(shape, text, config, layouts, seeds, faults, **how):
-    """Yield a Trial for each seed. how: of survive"""
+    """Yield a Trial for each seed. how: arguments of survive"""
     if is_started_by_another():
         raise ValueError("this project starts ranks itself, and again when they die: run it by "
                          "python, not by torchrun or srun")
@@ -79,10 +79,10 @@ def soak(shape, text, config, layouts, seeds, faults, **how):
 
 
 def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):
-    """Return the Trial of one run on Python's library.
+    """Return the Trial of one run on the text of Python's library.
 
-    seed      of the monkey
-    settings  of Config
+    seed      the monkey's seed
+    settings  fields of Config
     """
     config = Config(**settings)
     text, shape = text_for(SHAPE, config)

@@ -1,4 +1,4 @@
-"""survive: the supervisor. It starts ranks, notices when they die or hang, and goes on."""
+"""survive: the supervisor. It starts ranks, notices when they die or hang, and restarts them."""
 
 import contextlib
 import dataclasses
@@ -20,13 +20,13 @@ from ranklab.projects.resilience.chaos import MARK, ChaosTrainer, Left
 from ranklab.projects.training import new_model
 from ranklab.resilience.heartbeat import Heartbeats, watched
 
-STALL = 1.0  # seconds in which all ranks sleep in communication
+STALL = 1.0  # seconds during which all ranks sleep in communication
 SPARE = 3  # failures that we accept beyond the planned faults
 
 
 @dataclass
 class Life:
-    """From a launch to its end. The arrays of Heartbeats, of steps first to last."""
+    """One launch, to its end. The arrays come from Heartbeats, for steps first to last."""
 
     layout: Layout
     first: int  # the step of the checkpoint that it began with; 0: from the beginning
@@ -41,7 +41,7 @@ class Life:
 
 @dataclass
 class Survived:
-    """What a training has been through."""
+    """The history of a training run."""
 
     lives: list = field(default_factory=list)
     loss: float | None = None  # held out, after the last step
@@ -65,11 +65,11 @@ class Survived:
 def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=(), heartbeat=3):
     """Train to the last step, whatever fails on the way; return a Survived.
 
-    layouts    the first one that fits on the ranks that are left is taken, or else the last; a lost
+    layouts    the first that fits on the remaining ranks is used, or else the last; a lost
                rank is back one launch later
     faults     Faults that strike
-    path       of a Survived: these layouts are taken instead, at the same steps
-    heartbeat  seconds without a step, times patience(), after which ranks are ended
+    path       from a Survived: these layouts are used instead, at the same steps
+    heartbeat  seconds without a step, times patience(), after which the ranks are killed
     Raises RankError if ranks fail SPARE times more often than there are faults.
     """
     for layout in layouts:
@@ -91,7 +91,7 @@ def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=
 
 
 def live(run, job, layout, first, stop, timeout, heartbeat):
-    """Launch once: to the end, to step `stop`, or until something fails; return the Life."""
+    """Launch once, until the end, step `stop` or a failure; return a Life."""
     config, faults, struck = job[2:]
     before, ended = {*struck.iterdir()}, ""
     file = str(struck.with_name(f"beats-{len(run.lives)}"))
@@ -114,7 +114,7 @@ def live(run, job, layout, first, stop, timeout, heartbeat):
 
 
 def _work(shape, text, config, faults, struck, layout, beats, stop):
-    """Return the held-out loss on each rank; None where the last step is not done."""
+    """Train on each rank; return the held-out loss, or None if the last step is not done."""
     hybrid, beats = Hybrid(layout.new_mesh(), layout), Heartbeats(beats, layout.ranks, config.steps)
     trainer = ChaosTrainer(new_model(shape, "meta"), text, config, hybrid, False,
                            beats=beats, faults=faults, struck=struck)
@@ -127,7 +127,7 @@ def _work(shape, text, config, faults, struck, layout, beats, stop):
 
 
 def last_state(folder):
-    """Return {box: tensor} of the last checkpoint: weights and the optimizer's state."""
+    """Return {box: tensor} of the last checkpoint: weights and optimizer state."""
     files, state = Files(complete(folder)[-1]), {}
     for rank in range(files.index["ranks"]):
         state |= files.open(rank)["boxes"]
@@ -135,13 +135,13 @@ def last_state(folder):
 
 
 def differing(state, expected):
-    """Return the names of tensors that only one of two states has, or that differ in a bit."""
+    """Return the names of tensors that only one of the states has, or that differ in any bit."""
     return [name for name in state.keys() | expected.keys() if name not in state
             or name not in expected or not torch.equal(state[name], expected[name])]
 
 
 def last_whole(folder, run):
-    """Return the step of the last checkpoint whose checksums are right; 0: there is none.
+    """Return the step of the last checkpoint with correct checksums; 0 if there is none.
 
     Damaged and unfinished checkpoints are deleted, so no rank may be running.
     """

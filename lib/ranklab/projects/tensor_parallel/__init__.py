@@ -1,4 +1,4 @@
-"""A GPT on real text, split over ranks: naively, tensor-parallel by ours, and by DTensor."""
+"""A GPT on real text, split over ranks: naively, by our tensor parallelism, and by DTensor."""
 
 from ranklab.projects.tensor_parallel.training import report, run
 

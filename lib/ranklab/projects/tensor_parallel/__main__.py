@@ -1,10 +1,10 @@
-"""A GPT on real text, split over ranks: naively, tensor-parallel by ours, and by DTensor.
+"""A GPT on real text, split over ranks: naively, by our tensor parallelism, and by DTensor.
 
     python -m ranklab.projects.tensor_parallel --ranks 4
     torchrun --nproc-per-node 4 -m ranklab.projects.tensor_parallel --size gpt2 --method tensor \\
         --checkpoint build/tp
 
---size gpt2-xl has 25 heads: 5 ranks. A checkpoint goes on with any number of ranks.
+--size gpt2-xl has 25 heads: 5 ranks. A checkpoint can be resumed with any number of ranks.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What a rank holds and sends, by formulas; the time of a step, by alpha and beta."""
+"""The bytes that a rank holds and sends, by formulas; the time of a step, by alpha and beta."""
 
 from ranklab.baseline import transformer_flops
 from ranklab.formulas.tensor_parallel import summed_bytes
@@ -21,7 +21,7 @@ def traffic(shape, batch, ranks, method="tensor", pieces=1, sequence_parallel=Fa
     """Count (messages, bytes) that rank 0 sends in a step of `pieces` micro-batches.
 
     Tensor parallelism: see summed_bytes. Naive: the hidden states, and the gradient of the matrix
-    that is embedding and head. The norm of all gradients: an all-reduce of 8 bytes more.
+    shared by embedding and head. The norm of all gradients: one more all-reduce, of 8 bytes.
     """
     C, L, tokens = shape.n_embd, shape.n_layer, batch * shape.n_ctx
     ring = 2 * (ranks - 1)  # messages of an all-reduce, each of 1/R of its bytes
@@ -39,7 +39,7 @@ def step_seconds(shape, batch, ranks, link, peak):
     """Predict the seconds of a tensor-parallel step in bf16.
 
     `peak`: FLOP/s of each rank
-    link: the Link of a mean step of the ring
+    link: the Link of the ring's average step
     """
     messages, nbytes = traffic(shape, batch, ranks, size=2, leaving=2)
     computing = transformer_flops(shape, batch, shape.n_ctx) / peak / ranks

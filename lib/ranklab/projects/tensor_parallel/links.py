@@ -1,4 +1,4 @@
-"""What a link costs tensor parallelism, by the formula."""
+"""The cost of a link for tensor parallelism, by the formula."""
 
 import functools
 
@@ -13,12 +13,12 @@ GB200 = machine("GB200-NVL72")  # 72 GPUs in one NVLink domain
 
 
 def ring_link(ranks, node=8, cards=8):
-    """Return the Link of a mean step of a ring all-reduce over whole nodes.
+    """Return the Link of the average step of a ring all-reduce over whole nodes.
 
     A ring enters and leaves a node once (nccl issue 687), and NCCL runs one through each card, so
     that the bytes/s of the cards add up (412). 2 (nodes-1) of its 2 (ranks-1) steps wait for the
     network, by NCCL's own cost model (src/graph/tuning.cc).
-    node: GPUs that NVLink joins; 1: each rank is alone in its node, and its card is all it has
+    node: GPUs joined by NVLink; 1: each rank is alone in its node, with only its card
     cards: network cards of each node
     """
     nodes = -(-ranks // node)
@@ -30,10 +30,10 @@ def ring_link(ranks, node=8, cards=8):
 
 
 def switch_link(ranks, bandwidth):
-    """Return the Link of a mean ring step where NVLink's switch adds up the numbers (NVLS).
+    """Return the Link of the average ring step if NVLink's switch adds up the numbers (NVLS).
 
     The 2 (ranks-1) steps together take one latency: 25 us, whatever their number (NCCL's own cost
-    model, hwLatencies in src/graph/tuning.cc). The bytes are counted as a ring's.
+    model, hwLatencies in src/graph/tuning.cc). The bytes are counted as for a ring.
     bandwidth  bytes/s of each rank
     """
     return Link(25e-6 / max(1, 2 * (ranks - 1)), 1 / bandwidth)

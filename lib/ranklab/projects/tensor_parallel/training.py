@@ -1,4 +1,4 @@
-"""A GPT is trained by one method after the other, and what each costs is counted."""
+"""Train a GPT by one method after another, and count the costs of each."""
 
 import gc
 import itertools
@@ -41,7 +41,7 @@ PARTS = {field.name: field.default for field in fields(TPConfig) if callable(fie
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to train; checked when it is made."""
+    """The training settings, validated when created."""
 
     sequence_parallel: bool = option(False, "outside of layers each rank has some tokens")
     overlap: bool = option(False, "compute weight gradients while those of inputs are added up")
@@ -54,7 +54,7 @@ SIZES = {"laptop": Config(steps=30, batch=8, micro_batch=8, eval_batch=32, log_e
 
 @dataclass(frozen=True)
 class Options(OnRanks, Resumed, OnText):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     method: str = option("all", "how ranks share it; sequence is tensor with --sequence-parallel",
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     method: str
     predicted: tuple  # bytes held, messages and bytes sent in a step, by formulas
     counted: tuple
-    busy: float  # the mean rank's share of the time in which its CPU worked
+    busy: float  # share of the time in which the CPU worked, mean over ranks
     history: History
     held_out: float | None  # nats per token; None: stopped before the end
 
@@ -79,8 +79,8 @@ def run(size="laptop", method="tensor", path=None, **arguments):
     """Train a GPT on all ranks by each of the methods; return a dict for `report`.
 
     method     one of METHODS, or "all"; sequence is tensor with sequence_parallel=True
-    path       a text of your own
-    arguments  of Session; of PARTS, a learner's own; and of Config
+    path       a text file of your own
+    arguments  fields of Session and Config; a learner's functions for PARTS
     """
     session, parts, config = Session.divide(arguments, PARTS, SIZES[size])
     methods = METHODS if method == "all" else (method,)
@@ -92,7 +92,7 @@ def run(size="laptop", method="tensor", path=None, **arguments):
 
 
 def refuse(method, methods, config, shape, R):
-    """Raise ValueError for what can't be, before anything is launched."""
+    """Raise ValueError for settings that can't work, before anything is launched."""
     by_tokens = config.sequence_parallel or "sequence" in methods
     if not set(methods) <= set(METHODS):
         raise ValueError(f"method={method!r} must be all or one of {', '.join(METHODS)}")
@@ -108,7 +108,7 @@ def refuse(method, methods, config, shape, R):
 
 
 def _train_all(session, methods, *arguments):
-    """Return the Rows on each rank; one process trains on rank 0 alone, and all others wait."""
+    """Return the Rows on each rank; the method "one" trains on rank 0 while the others wait."""
     rows = []
     for method in methods:
         if method != "one" or dist.get_rank() == 0:
@@ -119,7 +119,7 @@ def _train_all(session, methods, *arguments):
 
 
 def train(session, method, shape, config, parts, text):
-    """Train by one method, and count one more step; return its Row."""
+    """Train by one method and count one more step; return a Row."""
     parallel = new_parallel(method, config, parts)
     trainer = TextTrainer(new_model(shape), text, config, device(), parallel=parallel,
                           progress=session.progress)
@@ -159,7 +159,7 @@ def one_by_one(ranks, micro_batches):
 
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     config, rows, table = results["config"], results["rows"], []
     for row in rows:
         losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end

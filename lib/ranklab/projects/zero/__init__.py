@@ -1,4 +1,4 @@
-"""A GPT trained with ZeRO, ours or DeepSpeed's: what each stage holds, sends and brings."""
+"""A GPT trained with ZeRO, ours or DeepSpeed's: what each stage holds, sends and gains."""
 
 from ranklab.projects.zero.costs import report
 from ranklab.projects.zero.training import run

@@ -1,4 +1,4 @@
-"""A GPT trained with ZeRO: what each stage holds, sends and brings, by ours or by DeepSpeed.
+"""A GPT trained with ZeRO, ours or DeepSpeed's: what each stage holds, sends and gains.
 
     python -m ranklab.projects.zero                            all stages, ours, laptop size
     python -m ranklab.projects.zero --engine deepspeed --stage 1,2,3 --ranks 2
@@ -10,8 +10,8 @@
 --config takes stage, offload, batch, precision, clipping and AdamW's options from a DeepSpeed
 config, for either engine; --write-config writes one for --gpus of --gpu-gb, and trains nothing.
 --size 1.3b is GPT-2 1.3B in bf16 with activation checkpointing. --compiled takes DeepSpeed's
-FusedAdam, or its CPUAdam with --offload cpu. A checkpoint of ours goes on with any number of ranks,
-in any stage; DeepSpeed's as it was.
+FusedAdam, or its CPUAdam with --offload cpu. Our checkpoints can be resumed with any number of
+ranks in any stage; DeepSpeed's only with the same.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the ZeRO project trains and how: the GPTs, the config, the options of its command."""
+"""The settings of the ZeRO project: its GPTs, the config, the options of its command."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ MODELS = {"laptop": GPTConfig(n_layer=4),
 
 @dataclass(frozen=True)
 class Config(TrainConfig):
-    """How to train; checked when it is made. The defaults suit a laptop."""
+    """The training settings, validated when created. The defaults suit a laptop."""
 
     steps: int = 100
     batch: int = 16
@@ -30,15 +30,15 @@ class Config(TrainConfig):
     recompute: bool = option(False, "activation checkpointing: each block computes twice")
 
     def has_master_weights(self, stage):
-        """Tell whether a model of 16-bit parameters is stepped in float32.
+        """Return whether a model of 16-bit parameters is updated in float32.
 
-        Plain data parallelism has none: there the weights stay in float32, and products are taken
-        in bf16.
+        Plain data parallelism has no master weights: its weights stay in float32, and products
+        are computed in bf16.
         """
         return self.precision == "bf16" and (stage > 0 or self.engine == "deepspeed")
 
     def check(self, stages, ranks):
-        """Raise ValueError where a setting contradicts these stages, or the ranks."""
+        """Raise ValueError if a setting contradicts these stages or the number of ranks."""
         ours = self.engine == "ours"
         for is_wrong, sentence in (
                 (ours and self.compiled, "--compiled is for --engine deepspeed"),
@@ -63,7 +63,7 @@ STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Command(OnRanks, Resumed, OnText, Machine):
-    """What the command takes besides Config."""
+    """The command's options besides Config's."""
 
     size: str = option("laptop", "of the GPT", SIZES)
     stage: tuple | None = option(None, "0, 1, 2 or 3, or some of them with commas (all)",
@@ -78,5 +78,5 @@ class Command(OnRanks, Resumed, OnText, Machine):
         return replace(SIZES[self.size], **changes)
 
     def stages(self):
-        """Return the stages of the command line, or of the DeepSpeed config; else all."""
+        """Return the stages from the command line or the DeepSpeed config; else all."""
         return tuple(self.stage or ([read_config(self.config)[0]] if self.config else STAGES))

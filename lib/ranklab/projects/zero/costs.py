@@ -1,4 +1,4 @@
-"""What one step holds and sends, counted and by formulas; a report, and a machine's config."""
+"""The bytes held and sent in a step, counted and by formulas; a report; and a machine's config."""
 
 import json
 import math
@@ -59,9 +59,9 @@ def measure(trainer, config):
 def predicted(shape, config, stage, ranks, zero_memory):
     """Return the Costs by the formulas; `zero_memory` may be a learner's.
 
-    A step of several micro batches sends the gradients once in stages 0 and 1, and for each of
-    them from stage 2 on, where no rank keeps them whole. Ours also send the model's buffers, as
-    torch's DDP does; and stage 3 has what is outside of the blocks whole for all of a step.
+    A step of several micro-batches sends the gradients once in stages 0 and 1, and for each
+    micro-batch from stage 2 on, where no rank keeps them whole. Our engine also sends the model's
+    buffers, as torch's DDP does; and stage 3 keeps what is outside the blocks whole for the step.
     """
     size = (2, 2, 12) if config.has_master_weights(stage) else (4, 4, 8)  # with gradients and Adam
     n, is_ours = count_parameters(shape), config.engine == "ours"
@@ -81,7 +81,7 @@ def predicted(shape, config, stage, ranks, zero_memory):
 
 
 def report(results):
-    """Return what `run` returned as text."""
+    """Format the results of `run` as text."""
     config, shape, ranks = results["config"], results["shape"], results["ranks"]
     columns = [name for name in Costs._fields if config.offload or name != "offloaded"]
     table = []
@@ -108,7 +108,7 @@ def report(results):
 
 
 def cells(costs, columns):
-    """Return the costs as texts; "-" was not counted."""
+    """Return the costs as texts; "-" means not counted."""
     numbers = [getattr(costs, name, None) for name in columns]
     return ["-" if nbytes is None else f"{nbytes:,.0f}" for nbytes in numbers]
 
@@ -116,7 +116,7 @@ def cells(costs, columns):
 def write_config(command, config):
     """Write DeepSpeed's config for the machine in `command`; return a text about it.
 
-    The model trains there in the fastest way that fits. Raises ValueError when nothing fits.
+    It is the fastest config with which the model fits. Raises ValueError if none fits.
     """
     shape, gpus, nbytes = MODELS[command.size], command.gpus, command.gpu_gb * 1e9
     n, other = count_parameters(shape), beside_states(config, shape)
@@ -133,10 +133,10 @@ def write_config(command, config):
 
 
 def beside_states(config, shape):
-    """Return the bytes of a GPU's memory besides the states, in bf16.
+    """Return the bytes of a GPU's memory besides the model states, in bf16.
 
-    These are what is kept for backward, three copies of the logits in float32 (themselves, their
-    softmax, their gradients), and two buckets.
+    These are the tensors saved for backward, three float32 tensors of the logits' size (logits,
+    softmax, gradients; three copies), and two buckets.
     """
     logits = config.micro_batch * shape.n_ctx * shape.vocab_size
     saved = activation_bytes(shape, config.micro_batch, shape.n_ctx, 2, config.recompute)

@@ -1,4 +1,4 @@
-"""A GPT is trained in one stage of ZeRO after the other, and what each costs is counted."""
+"""Train a GPT in one stage of ZeRO after another, and count the costs of each."""
 
 import dataclasses
 import functools
@@ -38,10 +38,10 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
         path=None, **arguments):
     """Train the model on all ranks, in each of the stages `numbers`; return a dict for `report`.
 
-    stages       {1: class, 2: class, 3: class} for our engine: a learner's will do
-    zero_memory  the formula in the row below the counts
-    path         a text of your own
-    arguments    of Session and of Config
+    stages       {1: class, 2: class, 3: class} for our engine: the library's, or a learner's
+    zero_memory  the formula for the row below the counts
+    path         a text file of your own
+    arguments    fields of Session and of Config
     Raises ValueError as Config.check does.
     """
     session, _, config = Session.divide(arguments, {}, SIZES[size])
@@ -57,7 +57,7 @@ def run(size="laptop", numbers=(0, 1, 2, 3), stages=STAGES, zero_memory=zero_mem
 
 
 def _train_all(session, shape, config, numbers, stages, text):
-    """Train on each rank in one stage after the other; return each StageResult from `costs` on."""
+    """Train on each rank in one stage after another; return each StageResult from `costs` on."""
     results = []
     for stage in numbers:
         model = new_model(shape).to(device())
@@ -75,7 +75,7 @@ def _train_all(session, shape, config, numbers, stages, text):
 
 
 def new_trainer(model, text, config, stage, stages, progress):
-    """Return the trainer of `model` by config.engine, in this stage of ZeRO."""
+    """Return a trainer of `model` with config.engine, in this stage of ZeRO."""
     kind, options = TextTrainer, {"offload": config.offload}
     if config.engine == "deepspeed":
         kind = DeepSpeedTrainer
@@ -96,7 +96,7 @@ def new_trainer(model, text, config, stage, stages, progress):
 
 
 class DeepSpeedTrainer(TextTrainer):
-    """The loop, with checkpoints in DeepSpeed's format: for as many ranks and the same stage."""
+    """The loop, with checkpoints in DeepSpeed's format, for the same number of ranks and stage."""
 
     def save(self):
         if self.loop.checkpoint:
