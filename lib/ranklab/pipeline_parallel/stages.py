@@ -16,9 +16,9 @@ def split_stages(costs, stages):
     """Split the layers into stages, in order, so that the largest sum of costs is smallest.
 
     Every stage has at least one layer. The slowest stage sets the pace of all.
-    costs: one for each layer, in any unit; embedding and head are layers as well.
-    Returns: a range of layers for each stage.
-    Raises: ValueError for fewer layers than stages, or no stage.
+    costs: one for each layer, in any unit; the embedding and the head are layers as well.
+    Returns: a list with a range of layers for each stage.
+    Raises: ValueError if there are fewer layers than stages, or no stages.
     Lab: 09
     """
     if not 1 <= stages <= len(costs):
