@@ -45,11 +45,11 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
 
 def combine_tokens(rows, sent, weights, group=None):
-    """Return for each token the sum of weight times output over its experts, (N, C) in float32.
+    """Send outputs back to their tokens; return each token's weighted sum, (N, C) in float32.
 
     A token without an expert gets zeros.
     Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).
-    Cost: an all-to-all of the rows; backward again.
+    Cost: an all-to-all of the rows in forward, and one in backward.
     Lab: 11
     """
     k = weights.shape[1]

@@ -47,7 +47,7 @@ def one_f_one_b_schedule(stages, micro_batches):
 
 
 def interleaved_schedule(ranks, micro_batches, virtual):
-    """Make a 1F1B schedule of ranks * virtual stages, in rounds; rank r has r, r + ranks, ...
+    """Make 1F1B over ranks * virtual stages, in rounds; rank r has stages r, r + ranks, ...
 
     In a round, `ranks` micro-batches pass a rank's first stage, then its second, and so on; in
     backward its last stage comes first. Each stage takes the micro-batches in order.
