@@ -914,9 +914,9 @@ from ranklab.tensor_parallel import own_random
 
 # %%
 def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
-    """Train a small language model whose wide layer is cut over `tensor` ranks.
+    """Train a small language model whose wide layer is split over `tensor` ranks.
 
-    Each such set of ranks has rows of its own.
+    Each set of `tensor` ranks has its own rows of the batch.
 
     Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
     """

@@ -824,9 +824,9 @@ from ranklab.pipeline_parallel import keep_layers
 
 # %%
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
-    """Train a GPT of four blocks, each rank a stage; one matrix is its embedding and its head.
+    """Train a GPT of four blocks, a stage on each rank; one matrix is both embedding and head.
 
-    Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
+    Returns {"losses": [of each step] on the last stage, else [], "weights": {name: this stage's}}.
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     R, first, last = len(ranks), rank == 0, rank == len(ranks) - 1

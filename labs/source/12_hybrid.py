@@ -141,8 +141,8 @@ def build_mesh(axes, joined=()):
     Afterwards mesh.group(names) is this rank's group.
     joined: tuples of axes that share one more group: [("data", "tensor")], with the names in any
         order.
-    Raises: ValueError if the product of the sizes is not the number of ranks; the message has both
-        numbers.
+    Raises: ValueError if the product of the sizes is not the number of ranks; the message gives
+        both numbers.
     """
     raise NotImplementedError("exercise 4.1: about 10 lines")
 
@@ -475,7 +475,7 @@ def reshard_checkpoint(pieces, saved):
         that overlap the piece but not each other; a box may be larger or smaller than the piece.
         Not modified.
     Raises: ValueError if some numbers of a piece are in none of its boxes; then no piece has
-        changed. The message has the piece's name, how many numbers it has, and how many of them
+        changed. The message gives the piece's name, how many numbers it has, and how many of them
         the boxes have.
     """
     raise NotImplementedError("exercise 4.5: about 20 lines, with a helper")
@@ -590,7 +590,7 @@ def choose_layout(job, gpus, machine):
              - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError if no layout fits; its message has the GB that the smallest one needs
+    error    ValueError if no layout fits; its message gives the GB that the smallest one needs
     """
     raise NotImplementedError("exercise 4.6: about 30 lines")
 
@@ -666,7 +666,7 @@ def transfer_weights(pieces, held, wanted, group=None):
     Replicas share the sending: each of the k holders of a box sends a k-th of the part that a
         generator needs, rounded up to rows.
     Raises: ValueError on every rank, before anything is sent, if a generator needs numbers that no
-        trainer holds; the message has the piece's name.
+        trainer holds; the message names the piece.
     Cost: a generator receives each number of its pieces once, a trainer receives nothing.
     """
     rank = dist.get_rank(group)

@@ -394,8 +394,8 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
     watch    shows progress: for plan in watch(plans); call it, at least on the plans of layouts()
     reserve  the fraction of machine.memory_bytes that stays free: a plan fits if it needs at most
              the rest
-    error    NoLayout, a ValueError, if no layout fits: its message has the GB that the smallest one
-             needs; also if layouts() yields no plan at all
+    error    NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
+             one needs; also if layouts() yields no plan at all
     """
     raise NotImplementedError("exercise 4.6: about 12 lines, and more to beat the library")
 

@@ -27,7 +27,7 @@ def transfer_weights(pieces, held, wanted, group=None):
     Replicas share the sending: each of the k holders of a box sends a k-th of the part that a
         generator needs, rounded up to rows.
     Raises: ValueError on every rank, before anything is sent, if a generator needs numbers that no
-        trainer holds; the message has the piece's name.
+        trainer holds; the message names the piece.
     Cost: a generator receives each number of its pieces once, a trainer receives nothing.
     Lab: 12
     """
