@@ -301,8 +301,8 @@ class PipelineExecutor(ScheduleRunner):
     self.pieces[m] is (inputs, targets) of micro-batch m. self.stages[s](x, targets) returns the
     output of stage s; the output of stage self.last is a loss, a sum over targets.
     Cost: a message for each micro-batch between stages that are on different ranks, each way.
-        A micro-batch's activations are kept from its forward to its backward; without gradients
-        (see torch.is_grad_enabled()) they are not kept at all.
+        A micro-batch's activations are kept from its forward to its backward; if gradients are
+        disabled (torch.is_grad_enabled()), they are not kept at all.
     """
 
     def forward(self, action):

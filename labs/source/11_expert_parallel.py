@@ -226,7 +226,7 @@ dispatch_tokens = check(dispatch_tokens)
 
 # %%
 def combine_tokens(rows, sent, weights, group=None):
-    """Send outputs back to their tokens; return each token's weighted sum, (N, C) in float32.
+    """Send `rows`, the experts' outputs, back; return each token's weighted sum, (N, C) in float32.
 
     A token without an expert gets zeros.
     Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).
@@ -282,7 +282,7 @@ for ranks in (1, 2, 4):
 
 # %%
 def load_balance_loss(logits, chosen):
-    """Return the load-balancing loss of each sequence: E times the sum of f_e P_e over its experts.
+    """Return the load-balancing loss of each sequence: E times the sum of f_e P_e over all experts.
 
     f_e is the fraction of all choices that fell on expert e (a count, without a gradient), and P_e
     is the mean probability that the router gave it. Even loads give a loss of 1.

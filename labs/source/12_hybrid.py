@@ -139,7 +139,7 @@ def build_mesh(axes, joined=()):
 
     Collective: every rank calls it with the same arguments, and makes all groups in the same order.
     Afterwards mesh.group(names) is this rank's group.
-    joined: tuples of axes that share one more group: [("data", "tensor")], with the names in any
+    joined: tuples of axes that also get a joint group: [("data", "tensor")], with the names in any
         order.
     Raises: ValueError if the product of the sizes is not the number of ranks; the message gives
         both numbers.
@@ -334,7 +334,7 @@ def tied_embedding_sync(copies, other, group=None):
     Both ranks call it after all backwards of a step, and get the same bits. The sum has the dtype
     of the gradients, which may have any strides.
     copies: parameters that the rank `other` of the group holds as well, in the same order; empty on
-        a rank that has neither the embedding nor the head, whatever `other` is there.
+        a rank that has neither the embedding nor the head, where `other` is ignored.
     Cost: each of the two ranks sends the other one message for each copy, its own gradient; `other`
         is its rank in the group. A rank without copies sends nothing, and waits for no other rank.
     """

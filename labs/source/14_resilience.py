@@ -599,8 +599,8 @@ def recovery_policy(state):
 
     It is called at the start and at each event, and keeps nothing between calls.
     Its score, by run_policy, is the useful work per node-second that is paid for. In each of
-    REGIMES it must reach a share, `reach`, of an oracle's score, on traces different from those in
-    the lab.
+    REGIMES it must be at least the share `reach` of an oracle's score, on traces different from
+    those in the lab.
     """
     raise NotImplementedError("exercise recovery_policy: about 30 lines")
 

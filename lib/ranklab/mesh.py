@@ -147,7 +147,7 @@ def build_mesh(axes, joined=()):
     """Make the Mesh of all ranks of this job, with a process group for each axis.
 
     Collective: every rank calls it with the same arguments, and makes all groups in the same order.
-    joined: tuples of axes that share one more group: [("data", "tensor")].
+    joined: tuples of axes that also get a joint group: [("data", "tensor")].
     Raises: ValueError if the product of the sizes is not the number of ranks.
     Lab: 12
     """

@@ -45,7 +45,7 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
 
 def combine_tokens(rows, sent, weights, group=None):
-    """Send outputs back to their tokens; return each token's weighted sum, (N, C) in float32.
+    """Send `rows`, the experts' outputs, back; return each token's weighted sum, (N, C) in float32.
 
     A token without an expert gets zeros.
     Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).

@@ -55,7 +55,7 @@ def capacity(chosen, n_experts, factor):
 
 
 def load_balance_loss(logits, chosen):
-    """Return the load-balancing loss of each sequence: E times the sum of f_e P_e over its experts.
+    """Return the load-balancing loss of each sequence: E times the sum of f_e P_e over all experts.
 
     f_e is the fraction of all choices that fell on expert e (a count, without a gradient), and P_e
     is the mean probability that the router gave it. Even loads give a loss of 1.

@@ -118,8 +118,8 @@ class PipelineExecutor(ScheduleRunner):
     before it is needed, because a rank that waits earlier loses time in which it could
     compute.
     Cost: a message for each micro-batch between stages that are on different ranks, each way.
-        A micro-batch's activations are kept from its forward to its backward; without gradients
-        they are not kept at all.
+        A micro-batch's activations are kept from its forward to its backward; if gradients are
+        disabled, they are not kept at all.
     Lab: 09
     """
 

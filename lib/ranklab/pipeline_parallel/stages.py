@@ -93,7 +93,7 @@ def tied_embedding_sync(copies, other, group=None):
     Both ranks call it after all backwards of a step. They have the same weights and get the same
     bits, so they also have the same weights after the step.
     copies: parameters that the rank `other` of the group holds as well, in the same order; empty on
-        a rank that has neither the embedding nor the head, whatever `other` is there.
+        a rank that has neither the embedding nor the head, where `other` is ignored.
     Cost: each of the two ranks sends one message for each copy, its own gradient.
     Paper: Narayanan et al. 2021, Megatron-LM, has a group of the two and an all-reduce
     Lab: 12
