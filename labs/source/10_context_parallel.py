@@ -352,10 +352,10 @@ ulysses_attention = check(ulysses_attention)
 def shard_documents(lengths, ranks):
     """Split packed documents of these lengths over the ranks, with nearly equal work.
 
-    A rank's work is its number of pairs of a query and a key that it sees: all tokens of its
-    document, up to the query itself. The rank with the most work has at most 1.1 times the mean,
-    unless one token alone has too many keys for that. Each token is on one rank, and all ranks have
-    the same number of tokens. `lengths` is not modified.
+    A rank's work is its number of (query, key) pairs: a query sees its document's tokens up to
+    itself. The rank with the most work has at most 1.1 times the mean, unless one token alone has
+    too many keys for that. Each token is on one rank, and all ranks have the same number of tokens.
+    `lengths` is not modified.
     Returns: the positions of each rank's tokens, (R, T/R), each row ascending.
     Raises: ValueError if the ranks do not divide the tokens.
     """

@@ -8,7 +8,7 @@ def reshard_checkpoint(pieces, saved):
         in the whole tensor.
     saved: for each piece, in the same order, [(offset, tensor)]: boxes of the same whole tensor
         that overlap the piece but not each other.
-    Raises: ValueError if some numbers of a piece are in none of its boxes; no piece has changed.
+    Raises: ValueError if numbers of a piece are in none of its boxes; then no piece has changed.
     Lab: 12
     """
     copies = []

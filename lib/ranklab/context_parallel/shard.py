@@ -82,7 +82,7 @@ def plan_score(plan, lengths, ranks):
 def shard_documents(lengths, ranks):
     """Return positions (R, T/R) for packed documents of these lengths, with nearly equal work.
 
-    A rank's work is its number of pairs of a query and a key that it sees, itself included. The
+    A rank's work is its (query, key) pairs: a query sees its document's tokens up to itself. The
     rank with most has at most 1.1 times the mean, unless one token has too many keys for that.
     Each token is on one rank; all ranks have the same number of tokens, and few documents are on
     several ranks.
