@@ -113,10 +113,10 @@ check(tp_all_reduces=...)
 
 # %%
 def copy_to_region(x, group=None):
-    """x as it is; its gradient is the sum over ranks (f).
+    """Return x unchanged; in backward, sum its gradient over ranks (f).
 
-    x and the ranks' gradients stay unchanged.
-    cost   nothing forward; backward one all-reduce of x's bytes
+    Neither x nor a rank's gradient is modified in place.
+    Cost: nothing in forward; one all-reduce of x's bytes in backward.
     """
     raise NotImplementedError("exercise 4.1: about 1 line")
 
@@ -134,10 +134,10 @@ copy_to_region = check(copy_to_region)
 
 # %%
 def reduce_from_region(x, group=None):
-    """The sum over ranks of x; its gradient goes to each rank as it is (g).
+    """Return the sum of x over ranks; in backward, pass its gradient on unchanged (g).
 
-    x itself is unchanged.
-    cost   forward one all-reduce of x's bytes; nothing backward
+    x itself is not modified.
+    Cost: one all-reduce of x's bytes in forward; nothing in backward.
     """
     raise NotImplementedError("exercise 4.2: about 1 line")
 
@@ -194,14 +194,14 @@ from ranklab.tensor_parallel import split_parameter
 
 # %%
 class ColumnParallelLinear(nn.Module):
-    """Computes this rank's 1/R of the outputs of `linear`.
+    """Compute this rank's 1/R of the outputs of `linear`.
 
-    It has `weight` and `bias`, made by split_parameter. `linear` stays as it is.
-    enter  how x gets into the region: called as enter(x, group), once in each forward
-    parts  passed on to split_parameter
-    shape  (..., in) -> (..., out/tp)
-    cost   what enter sends: copy_to_region nothing forward, one all-reduce of x backward
-    error  split_parameter's ValueError, if the ranks do not divide the outputs
+    `weight` and `bias` are made by split_parameter. `linear` itself is not modified.
+    enter: brings x into the region; called as enter(x, group), once in each forward.
+    parts: passed on to split_parameter.
+    Shape: (..., in) -> (..., out/tp).
+    Cost: what enter sends: for copy_to_region nothing in forward, one all-reduce of x in backward.
+    Raises: split_parameter's ValueError if the number of ranks does not divide the outputs.
     """
 
     def __init__(self, linear, group=None, enter=copy_to_region, parts=None):
@@ -246,15 +246,15 @@ check(tp_layer_mb=...)
 
 # %%
 class RowParallelLinear(nn.Module):
-    """Computes `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear leaves them.
+    """Compute `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear outputs them.
 
-    It has `weight`, made by split_parameter, and the `bias` of linear itself, whole and added once.
-    leave    how the sum over ranks gets out of the region: called as leave(y, group)
-    outside  the bias goes through outside(bias, group) before it is added: identity here,
-             copy_to_region where each rank has its own tokens outside the region (see Further)
-    shape    (..., in/tp) -> (..., out)
-    cost     what leave sends: reduce_from_region one all-reduce forward, nothing backward
-    error    split_parameter's ValueError, if the ranks do not divide the inputs
+    `weight` is made by split_parameter. `bias` is linear's own, not split, and is added once.
+    leave: sums the output over ranks and takes it out of the region; called as leave(y, group).
+    outside: applied to the bias before it is added, as outside(bias, group): identity here,
+        copy_to_region where each rank has its own tokens outside the region (see Further).
+    Shape: (..., in/tp) -> (..., out).
+    Cost: what leave sends: for reduce_from_region one all-reduce in forward, nothing in backward.
+    Raises: split_parameter's ValueError if the number of ranks does not divide the inputs.
     """
 
     def __init__(self, linear, group=None, leave=reduce_from_region, outside=identity):
@@ -363,14 +363,14 @@ check(tp_kv_heads=...)
 
 # %%
 def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
-    """`attention`, changed in place, computes this rank's heads; it is returned.
+    """Make `attention` compute only this rank's heads, in place; return it.
 
     Its children q, k, v and out are nn.Linear, and its head_size is D. Each rank has H/tp heads of
-    q, in rank order, and the heads of k and v that they need: with grouped queries, H/KV heads of q
-    share one. x enters once for all three.
-    cost   what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
-           of v's gradients in backward
-    error  ValueError if the ranks do not divide H, or KV does not divide H
+    q, in rank order, and the heads of k and v that these need: with grouped queries, H/KV heads of
+    q share one head of k and v. x enters the region once, for q, k and v together.
+    Cost: what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
+        of v's gradients in backward.
+    Raises: ValueError if the ranks do not divide H, or KV does not divide H.
     """
     D, rank, R = attention.head_size, dist.get_rank(group), dist.get_world_size(group)
     H, KV = attention.q.out_features // D, attention.k.out_features // D
@@ -463,16 +463,16 @@ check(tp_loss_kb=...)
 
 # %%
 def vocab_parallel_cross_entropy(logits, targets, vocab_size, group=None):
-    """The loss of each target in nats; each rank has some columns of the logits.
+    """Compute the loss of each target, in nats, from logits whose columns are split over ranks.
 
-    The columns are shard_range(vocab_size, rank, R). The loss is 0 where a target is IGNORE. It is
-    computed in float32, and is right for logits of 10,000 as well: exp must never be infinite. All
-    ranks get the same losses, and each gets the gradient of its own logits. Logits and targets stay
-    unchanged.
-    shape  logits (n, V/tp), targets (n,) -> (n,)
-    cost   at most 16 bytes a target, in at most 3 collectives; nothing backward. On 4 ranks an
-           all-reduce of 4 bytes a target counts as 4, and an all-gather of 4 from each rank as 8,
-           because it sends twice as much
+    A rank's columns are shard_range(vocab_size, rank, R). The loss is 0 where a target is IGNORE.
+    It is computed in float32, and must be right even for logits of 10,000: exp must never be
+    infinite. All ranks get the same losses, and each gets the gradient of its own logits. Logits
+    and targets are not modified.
+    Shape: logits (n, V/tp), targets (n,) -> (n,).
+    Cost: at most 16 bytes a target, in at most 3 collectives; nothing in backward. On 4 ranks an
+        all-reduce of 4 bytes a target counts as 4, and an all-gather of 4 bytes from each rank as
+        8, because it sends twice as much.
     """
     raise NotImplementedError("exercise 4.6: about 12 lines")
 
@@ -521,11 +521,12 @@ for V, (sent, gathered) in zip(sizes, found):
 
 # %%
 def vocab_parallel_embedding(tokens, w_shard, vocab_size, group=None, leave=reduce_from_region):
-    """Each token's row of the whole embedding; this rank has the rows `w_shard` of it.
+    """Look up tokens in an embedding of which this rank has only the rows `w_shard`.
 
     These are the rows shard_range(vocab_size, rank, R).
-    shape  tokens (B, T), w_shard (V/tp, C) -> (B, T, C)
-    cost   what leave sends, called as leave(x, group): one all-reduce of the result
+    leave: called as leave(x, group), to sum the result over ranks.
+    Shape: tokens (B, T), w_shard (V/tp, C) -> (B, T, C).
+    Cost: what leave sends: one all-reduce of the result.
     """
     raise NotImplementedError("exercise vocab_parallel_embedding: about 4 lines")
 
@@ -562,11 +563,11 @@ plots.outside()
 
 # %%
 def sequence_parallel_norm(norm, x, group=None):
-    """norm(x), where x is this rank's tokens; the norm's gradients are the sums over ranks.
+    """Return norm(x) of this rank's tokens; in backward, sum the norm's gradients over ranks.
 
-    `norm` is unchanged: no hook, no new parameter.
-    shape  (B, T/tp, C) -> (B, T/tp, C)
-    cost   backward one all-reduce for each parameter of the norm
+    These are the gradients of its parameters. `norm` is not modified: no hook, no new parameter.
+    Shape: (B, T/tp, C) -> (B, T/tp, C).
+    Cost: one all-reduce for each parameter of the norm, in backward.
     """
     raise NotImplementedError("exercise sequence_parallel_norm: about 2 lines")
 
@@ -637,12 +638,13 @@ from ranklab.tensor_parallel import SPREAD
 
 # %%
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
-    """(shared, own): the seed for what all ranks of a tensor group hold, and the seed for the rest.
+    """Return (shared, own): the seed for tensors that all tensor ranks hold, and one for the rest.
 
     shared is the same on all tensor_ranks of one data_rank, and differs between data_ranks, because
-    they have different rows. own differs on every rank. All seeds of a run differ, also from a run
-    whose `seed` is the next number: the first seeds of the two runs are SPREAD apart.
-    cost  sends nothing
+    their rows differ. own differs on every rank. All seeds of a run differ from one another, and
+    from those of a run whose `seed` is the next number: the first seeds of the two runs are SPREAD
+    apart.
+    Cost: nothing is sent.
     """
     raise NotImplementedError("exercise dropout_seeds: about 2 lines")
 
@@ -912,9 +914,9 @@ from ranklab.tensor_parallel import own_random
 
 # %%
 def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
-    """Train a small language model whose wide layer is cut over `tensor` ranks.
+    """Train a small language model whose wide layer is split over `tensor` ranks.
 
-    Each such set of ranks has rows of its own.
+    Each set of `tensor` ranks has its own rows of the batch.
 
     Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
     """

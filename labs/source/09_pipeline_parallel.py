@@ -143,11 +143,11 @@ from ranklab.pipeline_parallel import Action, check_counts, schedule_text, simul
 
 # %%
 def gpipe_schedule(stages, micro_batches):
-    """A schedule in which each rank does all its forwards, and then all its backwards.
+    """Make a schedule in which each rank does all its forwards, then all its backwards.
 
-    A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
-    both in order of micro-batches, as one process adds up gradients.
-    error  ValueError for less than one stage or micro-batch
+    Both are in the order of the micro-batches, in which one process adds up gradients.
+    Returns: a tuple with a tuple of Actions for each rank; rank s has stage s.
+    Raises: ValueError if there is less than one stage or micro-batch.
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     raise NotImplementedError("exercise 4.1: about 5 lines")
@@ -185,11 +185,11 @@ check(pp_bubble_percent=...)
 
 # %%
 def bubble_fraction(spans, flush=True):
-    """The share of the ranks' time in which they do nothing: 0.2 for a fifth.
+    """Return the fraction of the ranks' time in which they are idle: 0.2 for a fifth.
 
     Every rank's time runs from the first start on any rank to the last end on any rank. Without a
     flush, a rank's time runs from its own first start to its own last end, and the longest of these
-    counts for all. The ranks are those of the spans, and their numbers may have gaps.
+    counts for all ranks. The ranks are those in `spans`; their numbers may have gaps.
     """
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
@@ -230,12 +230,13 @@ check(pp_in_flight=...)
 
 # %%
 def one_f_one_b_schedule(stages, micro_batches):
-    """A schedule in which each rank does some forwards, then one forward and one backward in turn.
-    Rank s never holds more than stages - s micro-batches. The bubble is GPipe's.
+    """Make a schedule of some forwards on each rank, then one forward and one backward in turn.
 
-    A tuple with a tuple of Actions for each rank; rank s has stage s. Forwards and backwards are
-    both in order of micro-batches; there may be fewer micro-batches than stages.
-    error  ValueError for less than one stage or micro-batch
+    Rank s never holds more than stages - s micro-batches. The bubble is as large as GPipe's.
+    Forwards and backwards are each in the order of the micro-batches. There may be fewer
+    micro-batches than stages.
+    Returns: a tuple with a tuple of Actions for each rank; rank s has stage s.
+    Raises: ValueError if there is less than one stage or micro-batch.
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     raise NotImplementedError("exercise 4.3: about 7 lines")
@@ -295,17 +296,17 @@ from ranklab.pipeline_parallel import ScheduleRunner
 
 # %%
 class PipelineExecutor(ScheduleRunner):
-    """Run any schedule, with the losses and gradients of one process.
+    """Run any schedule; its losses and gradients equal those of one process.
 
-    self.pieces[m] is (inputs, targets) of a micro-batch. self.stages[s](x, targets) is the output
-    of stage s; the output of stage self.last is a loss, a sum over targets.
-    Cost: a message for each micro-batch between stages that are on different ranks, each way;
-        a micro-batch's activations are kept from its forward to its backward, and without
-        gradients (torch.is_grad_enabled()) not at all.
+    self.pieces[m] is (inputs, targets) of micro-batch m. self.stages[s](x, targets) returns the
+    output of stage s; the output of stage self.last is a loss, a sum over targets.
+    Cost: a message for each micro-batch between stages that are on different ranks, each way.
+        A micro-batch's activations are kept from its forward to its backward; if gradients are
+        disabled (torch.is_grad_enabled()), they are not kept at all.
     """
 
     def forward(self, action):
-        """Compute the stage's output, for the next stage; add a loss to self.loss.
+        """Compute the stage's output: keep it for the next stage, or add it to self.loss.
 
         Stage 0 takes the inputs, which need no gradient. A loss is multiplied by self.weight, which
         is one over the number of targets in the batch.
@@ -314,27 +315,27 @@ class PipelineExecutor(ScheduleRunner):
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
 
     def backward(self, action):
-        """Add up the gradients of the stage's weights; compute the gradient of its input.
+        """Accumulate the gradients of the stage's weights; compute the gradient of its input.
 
-        A loss's backward begins with self.weight * self.scale (scale is 1, except for fp16). Run
-        autograd inside `with self.deferral(action):`, which leaves an I's weight gradients for its
-        W and changes nothing for a B.
+        For a loss, backward begins with the gradient self.weight * self.scale (scale is 1, except
+        for fp16). Run autograd inside `with self.deferral(action):`, which leaves the weight
+        gradients of an I for its W, and changes nothing for a B.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, second part: about 9 lines")
 
     def send(self, message):
-        """Start sending the stage's output (SF), or the gradient of its input (SB), contiguous.
+        """Start sending the stage's output (SF) or its input's gradient (SB); do not wait.
 
-        Don't wait.
+        The tensor that is sent must be contiguous.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, isend's group_dst
         raise NotImplementedError("exercise 4.4, third part: about 3 lines")
 
     def receive(self, message):
-        """Start receiving the stage's input (RF), or the gradient of its output (RB).
+        """Start receiving the stage's input (RF) or its output's gradient (RB); do not wait.
 
-        It has the shape of self.new_hidden(inputs), an empty tensor. Don't wait.
+        Receive into a tensor of the shape of self.new_hidden(inputs), which returns an empty one.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, irecv's group_src
         raise NotImplementedError("exercise 4.4, fourth part: about 3 lines")
@@ -429,14 +430,16 @@ check(pp_interleaved_percent=...)
 
 # %%
 def interleaved_schedule(ranks, micro_batches, virtual):
-    """A schedule of ranks * virtual stages, 1F1B in rounds; rank r has stages r, r + ranks, ...
+    """Make 1F1B over ranks * virtual stages, in rounds; rank r has stages r, r + ranks, ...
 
-    A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
-    in backward the last stage comes first. `virtual` is the number of stages on each rank. A tuple
-    with a tuple of Actions for each rank; each stage takes the micro-batches in their order. Even
-    if messages take time, ranks are idle only at the ends, and hold no more than they must.
-    error  ValueError if micro_batches is not a multiple of ranks, because a round would have holes;
-           or if one of the three is below 1
+    In a round, `ranks` micro-batches pass a rank's first stage, then its second, and so on; in
+    backward its last stage comes first. Each stage takes the micro-batches in order. Even if
+    messages take time, ranks are idle only while the pipeline fills and drains, and hold no more
+    activations than they must.
+    virtual: stages on each rank.
+    Returns: a tuple with a tuple of Actions for each rank.
+    Raises: ValueError if micro_batches is not a multiple of ranks, because a round would have
+        gaps; or if one of the three is below 1.
     """
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)
     if micro_batches % ranks:
@@ -471,14 +474,14 @@ plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 
 # %%
 def zero_bubble_schedule(stages, micro_batches):
-    """A schedule of F, I and W, each exactly once for each stage and micro-batch, whose
-    bubble is not larger than 1F1B's.
+    """Make a schedule of F, I and W with a bubble no larger than 1F1B's.
 
-    A tuple with a tuple of Actions for each rank; rank s has stage s. The check tries many P and M,
-    also M < P. pp.problems must find nothing, and no rank may hold more than min(P, M)
-    micro-batches (pp.in_flight_activations). For the bubbles F, I and W take one unit each, and B
-    takes two. The check prints your bubble next to the published ones.
-    error  ValueError for less than one stage or micro-batch
+    Each of the three occurs exactly once for each stage and micro-batch. The check tries many P
+    (stages) and M (micro-batches), M < P included. pp.problems must find nothing, and no rank may
+    hold more than min(P, M) micro-batches (pp.in_flight_activations). For the bubbles, F, I and W
+    take one unit each, and B takes two. The check prints your bubble next to the published ones.
+    Returns: a tuple with a tuple of Actions for each rank; rank s has stage s.
+    Raises: ValueError if there is less than one stage or micro-batch.
     """
     check_counts(stages=stages, micro_batches=micro_batches)
     raise NotImplementedError("exercise 4.6: about 12 lines")
@@ -528,12 +531,13 @@ plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("Z
 
 # %%
 def split_stages(costs, stages):
-    """[range of layers] for each stage, in order, so that the largest sum of costs is smallest.
+    """Split the layers into stages, in order, so that the largest sum of costs is smallest.
 
     Every stage has at least one layer, and every layer is in one stage. If several splits are
     equally good, any of them is right.
-    costs  one for each layer, in any unit; embedding and head are layers, too
-    error  ValueError for fewer layers than stages, or no stage
+    costs: one for each layer, in any unit; the embedding and the head are layers as well.
+    Returns: a list with a range of layers for each stage.
+    Raises: ValueError if there are fewer layers than stages, or no stages.
     """
     if not 1 <= stages <= len(costs):
         raise ValueError(f"stages={stages} must be between 1 and the {len(costs)} layers")
@@ -566,9 +570,10 @@ for name, split in {"even": even, "balanced": split_stages(costs, 4)}.items():
 
 # %%
 def in_flight_activations(schedule):
-    """For each rank, how many activations it holds at most, counted by stage and micro-batch.
+    """Return, for each rank, the most activations that it holds at once.
 
-    They are held from F until B is done, or W, if B is in two halves.
+    Each stage's activations of each micro-batch count as one. They are held from F until B is done,
+    or until W is done if B is split into I and W.
     """
     raise NotImplementedError("exercise in_flight_activations: about 6 lines")
 
@@ -589,10 +594,11 @@ check(pp_versions=...)
 
 # %%
 def stale_weights(schedule, stash=True):
-    """{action: which version of its stage's weights it uses}; each B makes the next version.
+    """Return which version of its stage's weights each action uses; each B makes the next version.
 
     The first version is 0. With stash, B uses the weights that its own F used. Without it, B uses
-    the newest. There are F and B only; a rank may have several stages.
+    the newest ones. The schedule has only F and B; a rank may have several stages.
+    Returns: {action: version}.
     """
     raise NotImplementedError("exercise stale_weights: about 7 lines")
 
@@ -818,9 +824,9 @@ from ranklab.pipeline_parallel import keep_layers
 
 # %%
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
-    """Train a GPT of four blocks, each rank a stage; one matrix is its embedding and its head.
+    """Train a GPT of four blocks, a stage on each rank; one matrix is both embedding and head.
 
-    Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
+    Returns {"losses": [of each step] on the last stage, else [], "weights": {name: this stage's}}.
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     R, first, last = len(ranks), rank == 0, rank == len(ranks) - 1

@@ -110,10 +110,10 @@ check(cp_scores_tb=...)
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
     """Count the bytes that attention keeps for backward, on each rank that shares a sequence.
 
-    These are q, k, v, the result, and a float32 for each query and head. With keeps_scores it is
-    plain attention: q, k, v, and the probabilities of all pairs of tokens, on one rank only.
-    element  bytes of a number: 2 for bf16
-    error    ValueError if the ranks do not divide the tokens, and for scores on several ranks
+    These are q, k, v, the output, and a float32 for each query and head. With keeps_scores, count
+    plain attention on one rank: q, k, v, and in each head the probabilities of all token pairs.
+    element  bytes per number: 2 for bf16
+    error    ValueError if the ranks do not divide the tokens, or for keeps_scores on several ranks
     """
     raise NotImplementedError("exercise 4.1: about 6 lines")
 
@@ -146,11 +146,12 @@ plots.by_length(lengths, {
 
 # %%
 def online_softmax_merge(out, lse, other, other_lse):
-    """(out, lse) over both sets of keys: one was seen by out and lse, one by other and other_lse.
-    The arguments stay unchanged.
+    """Merge the attention over two sets of keys, (out, lse) and (other, other_lse), into one.
 
-    shape  out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen no
-           key has lse -inf and out 0, before and after
+    The arguments are not modified.
+    Shape: out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen
+        no key has lse -inf and out 0, in the arguments and in the result.
+    Returns: (out, lse) over both sets.
     """
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
@@ -181,12 +182,12 @@ check(cp_ring_mb=...)
 def ring_attention(q, k, v, visible, group=None):
     """Return (out, lse) of this rank's queries over the keys of all ranks.
 
-    Both are float32, and added up in float32, whatever the type of q. The next block travels while
-    one is computed, also when this rank sees nothing of a block. The arguments stay unchanged.
-    shape    q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v. They may
-             be transposed views, as in a model
-    visible  [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks
-    cost     R - 1 messages of k's and v's bytes
+    Both are accumulated in float32 and returned in it, whatever the dtype of q. The next block
+    travels while this one is computed, even if this rank sees none of it. No argument is modified.
+    visible: [what this rank's queries see of the keys of rank 0, 1, ...]; see causal_blocks.
+    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share a head of k and v. They may
+        be transposed views, as in a model.
+    Cost: R - 1 messages, each with the bytes of k and v.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     raise NotImplementedError("exercise 4.3: about 10 lines")
@@ -207,12 +208,12 @@ ring_attention = check(ring_attention)
 
 # %%
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
-    """Return (dq, dk, dv) of this rank's q, k and v; out and lse are ring_attention's.
+    """Return (dq, dk, dv), the gradients of q, k and v; out and lse come from ring_attention.
 
-    All three are float32, and added up in float32, whatever the type of q. The arguments stay
-    unchanged. Here blocks need not travel while another one is computed.
-    cost   R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
-           on one rank)
+    All three are accumulated in float32 and returned in it, whatever the dtype of q. No argument is
+    modified. Here blocks need not travel during a computation.
+    Cost: R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
+        on one rank).
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     raise NotImplementedError("exercise 4.4: about 12 lines")
@@ -255,10 +256,10 @@ print("consecutive parts:", launch(work, context_parallel.contiguous_shard, rank
 
 # %%
 def zigzag_shard(tokens, ranks):
-    """Rank r has part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
+    """Give rank r parts r and 2R - 1 - r of 2R equal parts, so that all ranks have the same work.
 
-    shape  (R, T/R), each row ascending: row r has the positions of rank r's tokens
-    error  ValueError if 2R does not divide T
+    Shape: (R, T/R); row r has the positions of rank r's tokens, in ascending order.
+    Raises: ValueError if 2R does not divide T.
     """
     refuse_uneven(tokens, 2 * ranks)
     raise NotImplementedError("exercise 4.5: about 2 lines")
@@ -324,14 +325,14 @@ check(cp_ulysses_mb=...)
 
 # %%
 def ulysses_attention(q, k, v, attend, group=None):
-    """Return attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
+    """Compute attention over the tokens of all ranks, with attend(q, k, v) on this rank's heads.
 
-    attend gets the tokens of rank 0, then the tokens of rank 1, and so on, in the type of q, k, v.
-    shape  q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
-           attend's (B, H/R, T, D), (B, KV/R, T, D)
-    cost   (R-1)/R of the bytes of q, k, v and the result, forward and backward: an all-to-all of
-           each, or of several together
-    error  ValueError if R does not divide H and KV
+    attend gets the tokens of rank 0, then those of rank 1, and so on, in the dtype of q, k and v.
+    Shape: q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
+        attend gets (B, H/R, T, D) and (B, KV/R, T, D).
+    Cost: (R-1)/R of the bytes of q, k, v and the result, forward and backward: one all-to-all for
+        each, or for several together.
+    Raises: ValueError if R does not divide both H and KV.
     """
     raise NotImplementedError("exercise 4.6: about 6 lines")
 
@@ -349,13 +350,14 @@ ulysses_attention = check(ulysses_attention)
 
 # %%
 def shard_documents(lengths, ranks):
-    """Return positions (R, T/R) for packed documents of these lengths, with nearly equal work.
+    """Split packed documents of these lengths over the ranks, with nearly equal work.
 
-    The work of a rank is its number of pairs: a query, and a key of its document up to it. The
-    fullest rank has at most 1.1 times the mean, unless one token alone has too many keys for that.
-    Each token is on one rank, all ranks have the same number of tokens, and each row is ascending.
-    `lengths` stays unchanged.
-    error  ValueError if the ranks do not divide the tokens
+    A rank's work is its number of (query, key) pairs: a query sees its document's tokens up to
+    itself. The rank with the most work has at most 1.1 times the mean, unless one token alone has
+    too many keys for that. Each token is on one rank, and all ranks have the same number of tokens.
+    `lengths` is not modified.
+    Returns: the positions of each rank's tokens, (R, T/R), each row ascending.
+    Raises: ValueError if the ranks do not divide the tokens.
     """
     refuse_uneven(sum(lengths), ranks)
     raise NotImplementedError("exercise shard_documents: about 25 lines")

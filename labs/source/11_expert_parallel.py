@@ -89,13 +89,13 @@ from ranklab.expert_parallel import AllToAll, Sent, chosen_together, expert_slot
 def top_k_route(logits, k, renormalize=True, bias=None):
     """Return (chosen, weights): the k best experts of each token, best first, and their weights.
 
-    The best experts have the largest logits; with a bias, the largest probability + bias. Of equals
-    the first counts as better.
+    The best experts have the largest logits; with a bias, the largest probability + bias. Of equal
+    ones, the one with the lowest number comes first.
     Shape: logits (..., E); chosen (..., k), int64; weights (..., k), float32.
-    renormalize: the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
-        False: it goes over all E, and the k weights stay as they are (Switch).
-    bias: (E,), added to the probabilities of all E to choose experts, and nowhere else (DeepSeek-V3
-        adds it to sigmoids).
+    renormalize: if True, a token's weights add up to 1, by a softmax over its k experts (Mixtral).
+        If False, the softmax is over all E, and its k weights are not rescaled (Switch).
+    bias: (E,), added to the probabilities of all E, only to choose experts, not to weight them
+        (DeepSeek-V3 adds it to sigmoids).
     Raises: ValueError if k is not between 1 and E.
     """
     raise NotImplementedError("exercise 4.1: about 6 lines")
@@ -122,10 +122,10 @@ check(moe_slots=...)
 
 # %%
 def capacity(chosen, n_experts, factor):
-    """Return a copy of `chosen`, with -1 wherever an expert has no room.
+    """Return a copy of `chosen`, with -1 wherever an expert has no room left.
 
-    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
-    come before all second ones; among each, early tokens come first.
+    In each sequence an expert takes at most expert_slots(T, n_experts, k, factor) tokens: all first
+    choices before all second ones, and within each of these, earlier tokens first.
     Shape: chosen (..., T, k).
     """
     T, k = chosen.shape[-2:]
@@ -197,16 +197,16 @@ check(moe_dispatch_mb=...)
 
 # %%
 def dispatch_tokens(x, chosen, n_experts, group=None):
-    """Return (rows, Sent): from the x of all ranks, the rows that chose an expert of this rank.
+    """Send the rows of x to their experts' ranks; return (rows, Sent), the rows for this rank.
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
-    they come from, then by their order there. A row that chose several experts here comes several
-    times.
-    First each rank tells every rank how many rows that rank's experts get (`came`).
+    they come from, then by their order on that rank. A row that chose several experts of this rank
+    comes once for each of them.
+    First each rank tells every rank how many rows each of that rank's experts gets (`came`).
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
-    The arguments stay unchanged.
-    Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x.
-    Cost: an all-to-all of E counts, and one of k N rows or fewer; backward the rows again.
+    The arguments are not modified.
+    Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the dtype of x.
+    Cost: an all-to-all of E counts, and one of at most k N rows, which backward repeats.
     Raises: ValueError if R does not divide E.
     """
     R, k, flat = dist.get_world_size(group), chosen.shape[1], chosen.flatten()
@@ -226,11 +226,11 @@ dispatch_tokens = check(dispatch_tokens)
 
 # %%
 def combine_tokens(rows, sent, weights, group=None):
-    """Return for each token the sum of weight times output over its experts, (N, C) in float32.
+    """Send `rows`, the experts' outputs, back; return each token's weighted sum, (N, C) in float32.
 
     A token without an expert gets zeros.
     Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).
-    Cost: an all-to-all of the rows; backward again.
+    Cost: an all-to-all of the rows in forward, and one in backward.
     """
     raise NotImplementedError("exercise 4.4: about 5 lines")
 
@@ -282,12 +282,12 @@ for ranks in (1, 2, 4):
 
 # %%
 def load_balance_loss(logits, chosen):
-    """Return the loss of uneven loads: E times the sum of f_e P_e, in each sequence.
+    """Return the load-balancing loss of each sequence: E times the sum of f_e P_e over all experts.
 
-    f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
-    the mean probability that the router gave it. Even loads have 1.
-    Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
-    Shape: logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32.
+    f_e is the fraction of all choices that fell on expert e (a count, without a gradient), and P_e
+    is the mean probability that the router gave it. Even loads give a loss of 1.
+    Count the choices in `chosen`: with a bias, these are not the k largest logits.
+    Shape: logits (..., T, E); chosen (..., T, k), before any is dropped; the result (...), float32.
     """
     E = logits.shape[-1]
     raise NotImplementedError("exercise 4.5: about 4 lines")
@@ -318,11 +318,11 @@ check(moe_too_large=...)
 def expert_gradients(shared, experts, own, group=None):
     """Give each parameter the gradient of the mean loss over all ranks' tokens.
 
-    Before, backward has left the gradients of each rank's mean loss over its own tokens; all ranks
-    have equally many. An expert's gradient already has all tokens that came to this rank. What is
-    missing is on the other ranks of `own`, and the sum is divided by the number of *all* ranks.
-    shared, experts: lists of parameters of any type; one without a gradient counts as zeros.
-    own: the group of the ranks that hold the same experts; perhaps this rank alone.
+    Before the call, backward has left the gradients of each rank's mean loss over its own tokens;
+    all ranks have the same number of tokens. An expert's gradient already covers all tokens sent to
+    this rank. Sum it over the ranks of `own`, and divide the sum by the number of *all* ranks.
+    shared, experts: lists of parameters of any dtype; one without a gradient counts as zeros.
+    own: the group of the ranks that hold the same experts, perhaps this rank only.
     Cost: at most an all-reduce of each gradient: an expert's over `own`, the others over `group`.
     """
     raise NotImplementedError("exercise 4.6: about 5 lines")
@@ -341,13 +341,13 @@ expert_gradients = check(expert_gradients)
 
 # %%
 def moe_traffic(counts, row_bytes):
-    """Return the bytes that rank r sends rank s in a layer, forward and backward: (R, R), int64.
+    """Return the bytes that rank r sends to rank s in a layer, forward and backward: (R, R), int64.
 
-    A row goes there and comes back, and in backward its gradients travel both ways again. What
-    stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
+    A row travels to its expert and back, and in backward its gradient takes both ways again. Rows
+    that stay on their rank are not traffic. (The counts that ranks exchange are left out.)
     counts: (R, E), perhaps a view: how many rows of rank r chose expert e; rank 0 has the first E/R
-        experts, ...
-    row_bytes: of one row: C numbers.
+        experts, and so on.
+    row_bytes: bytes of one row of C numbers.
     Raises: ValueError if R does not divide E.
     """
     R, E = counts.shape
@@ -376,12 +376,12 @@ plots.matrix(moe_traffic(counts, 2 * 4096))
 def place_experts(chosen, n_experts, ranks, slots, per_node):
     """Place experts on ranks: return [[experts of rank 0], [experts of rank 1], ...].
 
-    Each rank has `slots` entries, and each expert has at least one slot. The slots of an expert
-    share its load.
-    The fullest rank has little more than the mean load, and tokens must reach few nodes besides
+    Each list has `slots` entries, and each expert is in at least one of them. If an expert has
+    several slots, they share its load.
+    The busiest rank has little more than the mean load, and tokens must reach few nodes besides
     their own.
-    chosen: (N, k), a trace.
-    per_node: ranks of a node, which share NVLink.
+    chosen: (N, k), a trace of routing.
+    per_node: the number of ranks in a node, which share NVLink.
     Raises: ValueError if there are fewer slots than experts.
     """
     raise NotImplementedError("exercise place_experts: about 30 lines")

@@ -137,11 +137,12 @@ for rank, sums in enumerate(launch(three_sums, ranks=8)):
 def build_mesh(axes, joined=()):
     """Make the Mesh of all ranks of this job, with a process group for each axis.
 
-    `joined` has tuples of axes that get a group together: [("data", "tensor")]. Their names may
-    come in any order. Every rank calls this with the same arguments, and makes all groups in the
-    same order. Afterwards mesh.group(names) is this rank's group.
-
-    error  ValueError if the sizes do not multiply to the number of ranks; it names both numbers
+    Collective: every rank calls it with the same arguments, and makes all groups in the same order.
+    Afterwards mesh.group(names) is this rank's group.
+    joined: tuples of axes that also get a joint group: [("data", "tensor")], with the names in any
+        order.
+    Raises: ValueError if the product of the sizes is not the number of ranks; the message gives
+        both numbers.
     """
     raise NotImplementedError("exercise 4.1: about 10 lines")
 
@@ -199,14 +200,14 @@ from ranklab.tensor_parallel import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
-    """Leave in `model`, a GPT, only this rank's part, which trains with the other ranks; return it.
+    """Reduce `model`, a GPT, to this rank's part, which trains with the other ranks; return it.
 
-    `model` is changed in place. Every step equals the same step of one process. No rank ever has
-    memory for more than its own layers, and its own part of their matrices. (If data ranks shard
-    parameters, they have that part first, and shard it at the end.) With layout.recompute, and only
-    then, blocks run their forward again in backward. With layout.sequence_parallel a rank has only
-    its own tokens between regions (lab 08).
-    hybrid  has .layout, .pipeline, .tensor (with .group), .data and .materialize
+    `model` is changed in place. Every step has the same result as on one process. No rank ever
+    allocates more than its own layers, and its own part of their matrices. (If data ranks shard
+    parameters, they first have all of that part, and shard it at the end.) With layout.recompute,
+    and only then, blocks repeat their forward in backward. With layout.sequence_parallel a rank has
+    only its own tokens between regions (lab 08).
+    hybrid: has .layout, .pipeline, .tensor (with .group), .data and .materialize.
     """
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
@@ -328,14 +329,14 @@ check(mesh_tied_mb=...)
 
 # %%
 def tied_embedding_sync(copies, other, group=None):
-    """Replace the gradient of each copy by the sum of its gradients here and on the rank `other`.
+    """Replace each copy's gradient with its sum over this rank and the rank `other`.
 
-    Both ranks call it after all backwards of a step, and get the same bits. The sum has the type of
-    the gradients, which may have any strides.
-    copies  parameters that the rank `other` of the group also holds, in the same order; empty on a
-            rank that has neither the embedding nor the head, whatever `other` is there
-    cost    each of the two ranks sends one message for each copy: its own gradient, to a rank of
-            the group. A rank without copies sends nothing, and waits for nobody
+    Both ranks call it after all backwards of a step, and get the same bits. The sum has the dtype
+    of the gradients, which may have any strides.
+    copies: parameters that the rank `other` of the group holds as well, in the same order; empty on
+        a rank that has neither the embedding nor the head, where `other` is ignored.
+    Cost: each of the two ranks sends the other one message for each copy, its own gradient; `other`
+        is its rank in the group. A rank without copies sends nothing, and waits for no other rank.
     """
     raise NotImplementedError("exercise 4.3: about 8 lines")
 
@@ -383,13 +384,14 @@ check(mesh_norm_factor=...)
 
 # %%
 def mesh_grad_norm(held, group=None):
-    """Compute the norm of all gradients of the whole model, each number once, on all ranks.
+    """Return the norm of the whole model's gradients, each number counted once, on all ranks.
 
-    It is a float32 tensor of 0 dims. NaN or inf on one rank shows on all ranks. Squares are
-    added up in float64, where squares of float32 numbers neither overflow nor vanish. Gradients may
-    be bf16, and do not change.
-    held  [(gradient, how many ranks of the group hold these numbers)]; may be empty
-    cost  one all-reduce of 8 bytes
+    A NaN or inf on one rank shows in the result on all ranks. Gradients may be bf16, and are not
+    modified. Squares are summed in float64, in which squares of float32 numbers neither overflow
+    nor underflow.
+    held: [(gradient, number of ranks in the group that hold these numbers)]; may be empty.
+    Returns: a float32 tensor of 0 dims.
+    Cost: one all-reduce of 8 bytes.
     """
     raise NotImplementedError("exercise 4.4: about 6 lines")
 
@@ -466,15 +468,15 @@ from ranklab.checkpoint import overlap
 def reshard_checkpoint(pieces, saved):
     """Fill each of this rank's pieces from boxes that were saved in any layout.
 
-    Nothing is sent. Tensors may have any number of dims, even none. `saved` does not change. A
-    piece keeps its type, and boxes may have another type.
-    pieces  Pieces: fill `tensor` in place; `offset` is where it begins in the whole tensor
-    saved   a list in the order of pieces, with [(offset, tensor)] for each piece: boxes of the same
-            whole tensor that overlap the piece but not each other; a box may be larger or smaller
-            than the piece
-    error   ValueError if numbers of a piece are in none of its boxes. It says the name of the
-            piece, how many numbers it has and how many of them the boxes have. Then no piece has
-            changed
+    Nothing is sent. Tensors may have any number of dims, even none. A piece keeps its dtype, and
+    boxes may have a different one.
+    pieces: Pieces: `tensor` is filled in place; `offset` is where it begins in the whole tensor.
+    saved: for each piece, in the same order, [(offset, tensor)]: boxes of the same whole tensor
+        that overlap the piece but not each other; a box may be larger or smaller than the piece.
+        Not modified.
+    Raises: ValueError if some numbers of a piece are in none of its boxes; then no piece has
+        changed. The message gives the piece's name, how many numbers it has, and how many of them
+        the boxes have.
     """
     raise NotImplementedError("exercise 4.5: about 20 lines, with a helper")
 
@@ -574,21 +576,21 @@ from ranklab.planner.choose import refusal
 
 ### END SOLUTION
 def choose_layout(job, gpus, machine):
-    """Return (Layout, micro_batch), the fastest of all that are legal and fit.
+    """Return (Layout, micro_batch): the fastest of all that are legal and fit.
 
     seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
              layout) of a job with this micro_batch. The check accepts a choice that is at most 1%
              slower than the best, and at most 20,000 calls of step_time
     legal    - dp * tp * pp is gpus
-             - tp divides the heads, and machine.node: it stays inside a node
-             - with sequence_parallel tp divides n_ctx
+             - tp divides the heads and machine.node, so that it stays inside a node
+             - with sequence_parallel, tp divides n_ctx
              - dp * micro_batch divides the batch
              - virtual is 1, 2 or 4; above 1, pp is 2 or more, and the number of micro-batches of
                a pipeline is a multiple of pp
              - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError if no layout fits; it says how many GB the smallest one needs
+    error    ValueError if no layout fits; its message gives the GB that the smallest one needs
     """
     raise NotImplementedError("exercise 4.6: about 30 lines")
 
@@ -652,19 +654,19 @@ from ranklab.hybrid import routes
 
 ### END SOLUTION
 def transfer_weights(pieces, held, wanted, group=None):
-    """Fill the generators' pieces with the trainers' weights; each number goes straight there.
+    """Fill the generators' pieces with the trainers' weights, each number sent directly.
 
     Collective: all ranks of the group call it, trainers and generators.
     pieces: this rank's Pieces. A trainer's are read, a generator's are filled in place.
-    held, wanted: the map, the same on all ranks: for each rank of the group the list of its Pieces,
-        with tensors on `meta`, shapes and types without numbers. held[r] is empty for a generator,
+    held, wanted: the map, the same on all ranks: for each rank of the group a list of its Pieces,
+        whose tensors are on `meta`: shapes and dtypes only. held[r] is empty for a generator, and
         wanted[r] for a trainer; on rank r, pieces[i] is held[r][i] or wanted[r][i].
         Boxes of two trainers are equal (replicas), or share no numbers.
-    Numbers travel in the generator's type; the trainer's may be wider.
-    Replicas share the sending: what a generator needs of a box, each of its k holders sends a k-th
-        of, rounded up to rows.
+    Numbers travel in the generator's dtype; the trainer's may be wider.
+    Replicas share the sending: each of the k holders of a box sends a k-th of the part that a
+        generator needs, rounded up to rows.
     Raises: ValueError on every rank, before anything is sent, if a generator needs numbers that no
-        trainer holds; it says the piece's name.
+        trainer holds; the message names the piece.
     Cost: a generator receives each number of its pieces once, a trainer receives nothing.
     """
     rank = dist.get_rank(group)

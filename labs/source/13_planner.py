@@ -102,10 +102,10 @@ check(planner_a10_times=...)
 
 # %%
 def cost_per_token(model, sequence, machine, mfu, price):
-    """Return the dollars to train on one token, at this MFU, on one of these GPUs or on many.
+    """Return the dollars that a training token costs at this MFU, on one of these GPUs or many.
 
-    mfu    of machine.peak_flops; model.flops_per_token has all FLOPs of a token
-    price  dollars of a GPU for an hour
+    mfu    fraction of machine.peak_flops; model.flops_per_token has all FLOPs of a token
+    price  dollars per GPU and hour
     error  ValueError if the MFU is 0 or less, or more than 1
     """
     raise NotImplementedError("exercise 4.1: about 4 lines")
@@ -152,14 +152,14 @@ check(planner_gpu_hours=...)
 def rough_step_seconds(model, plan, machine):
     """Return the seconds of a step by a rule of thumb: FLOPs, one efficiency, a bubble.
 
-    FLOPs       model.flops_per_token(plan.sequence) for each token of the batch, shared by all
-                GPUs; with forwards=2 if plan.recompute is "full"
-    efficiency  the part of machine.peak_flops that a busy GPU reaches: one number for all runs,
-                which you choose
-    bubble      on top of the busy time, (P - 1) / (v M) of it: plan.pp stages, plan.virtual,
+    FLOPs       model.flops_per_token(plan.sequence) for each token of the batch, divided among
+                all GPUs; with forwards=2 if plan.recompute is "full"
+    efficiency  the fraction of machine.peak_flops that a busy GPU reaches: one number for all
+                runs, which you choose
+    bubble      (P - 1) / (v M) of the busy time, in addition to it: plan.pp stages, plan.virtual,
                 plan.micro_batches (lab 09)
-    Half of the published runs of dense models in bf16 must be within 15%. More terms are welcome,
-    if each of the rules above still holds within 10%.
+    It must be within 15% for half of the published runs of dense models in bf16. More terms are
+    welcome, as long as each of the rules above still holds within 10%.
     """
     raise NotImplementedError("exercise 4.2: about 5 lines")
 
@@ -221,14 +221,15 @@ from ranklab.planner.memory import (
 
 
 def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
-    """Return the GpuMemory of the pipeline rank that holds most.
+    """Return the GpuMemory of the pipeline rank that holds the most.
 
     states       sharded over plan.sharders, but experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
-                 one layer keeps when it runs again without recomputation, and as much once more for
+                 one layer keeps when it runs again without recomputation, and as much again for
                  the gradients
-    logits       8 bytes each on the last stage, shared by the tensor ranks: 16 bits, float32, a
-                 gradient in 16 bits; 12 in torchtitan: torch's own loss has it in float32
+    logits       8 bytes each on the last stage, split over the tensor ranks: 16 bits, float32, and
+                 a gradient in 16 bits; 12 bytes in torchtitan, with torch's own loss, whose
+                 gradient is in float32
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     """
     if (tool or plan.tool) == "ours":
@@ -283,9 +284,9 @@ from ranklab.planner.step import (
 def step_time(model, plan, machine, constants=CONSTANTS):
     """Return the Step of this plan on the average GPU: parts in seconds that add up to its total.
 
-    In each micro-batch a GPU computes its share of the layers; the last stage also has the head.
+    A GPU computes its share of the layers for each micro-batch; the last stage also has the head.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
-    data, optimizer  once a step, beside the work of one micro-batch
+    data, optimizer  once a step; the work of one micro-batch hides some of data
     rest       constants.step_seconds
     """
     c, M, P = constants, plan.micro_batches, plan.pp
@@ -338,12 +339,12 @@ check(planner_bubble=...)
 
 # %%
 def scaling_curve(model, plan, machine, counts, weak=False):
-    """Return [(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
+    """Return [(GPUs, tokens/s of all, efficiency)] of the plan with other numbers of data ranks.
 
-    Everything else of the plan stays: recompute, offload, precision, ...
-    efficiency  tokens/s of a GPU, divided by that at the first of `counts`
-    weak        True: each pipeline keeps its micro-batches, and the batch grows; False: the batch
-                stays, and each pipeline has fewer micro-batches
+    Everything else in the plan stays the same: recompute, offload, precision, ...
+    efficiency  tokens/s per GPU, divided by the tokens/s per GPU at the first of `counts`
+    weak        True: each pipeline keeps its number of micro-batches, and the batch grows; False:
+                the batch stays the same, and each pipeline has fewer micro-batches
     error       ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
                 divide the batch
     """
@@ -385,16 +386,16 @@ from ranklab.planner.search import RESERVE, refusal, room
 def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter, reserve=0.1):
     """Return [Found]: layouts of these tools that fit in a GPU, the fastest first.
 
-    Found is (plan, memory_per_gpu(...), step_time(...)), all three of one plan.
-    Each must pass refuse(plan, model, machine, gpus, sequence, batch), and fit.
+    Found is (plan, memory_per_gpu(...), step_time(...)), all three of the same plan.
+    Each plan must pass refuse(plan, model, machine, gpus, sequence, batch), and fit.
     The first is at most 2% slower than the library's first.
-    Return ten or more, or all that fit if they are fewer: an order may not want the fastest.
-    batch    sequences of a step, over all GPUs
-    watch    shows progress: for plan in watch(plans); call it, at least with the plans of layouts()
-    reserve  the share of machine.memory_bytes that stays free: a plan fits if it needs at most the
-             rest
-    error    NoLayout, a ValueError, if no layout fits: it says how many GB the smallest one needs;
-             also if layouts() yields no plan at all
+    Return ten or more, or all that fit if there are fewer: a constraint may exclude the fastest.
+    batch    sequences per step, over all GPUs
+    watch    shows progress: for plan in watch(plans); call it, at least on the plans of layouts()
+    reserve  the fraction of machine.memory_bytes that stays free: a plan fits if it needs at most
+             the rest
+    error    NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
+             one needs; also if layouts() yields no plan at all
     """
     raise NotImplementedError("exercise 4.6: about 12 lines, and more to beat the library")
 

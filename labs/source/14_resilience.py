@@ -119,15 +119,15 @@ check(resilience_interval_minutes=...)
 
 # %%
 def optimal_interval(checkpoint_seconds, mean_seconds):
-    """Return the seconds of work between two checkpoints that lose the least time.
+    """Return the seconds of work between two checkpoints that waste the least time.
 
-    checkpoint_seconds: the job stops for this long while it saves.
+    checkpoint_seconds: the time for which the job stops to save.
     mean_seconds: mean time between failures, which come at random, whatever the job does and
         however long ago the last one was.
     Both may be far below a second, so the result is not rounded.
     Raises: ValueError if one of them is not above 0.
     Paper: Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
-        17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
+        17 (1974). At most 2% worse than the best if a checkpoint takes at most M, or at least 3 M.
     """
     raise NotImplementedError("exercise 4.1: about 5 lines")
 
@@ -151,12 +151,12 @@ check(resilience_goodput=...)
 
 # %%
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
-    """Return the expected share of the time that is useful work, in a long run.
+    """Return the expected fraction of the time that is useful work, in a long run.
 
-    Failures come at random, also while the job saves or restarts. The work since the last whole
+    Failures come at random, even while the job saves or restarts. The work since the last complete
     checkpoint is lost, and each failure costs a restart.
-    The result is exact. It is 0.0 if the share is too small for a float, because then the run never
-    gets anything done.
+    The result is exact. It is 0.0 if the fraction is too small for a float, because such a run
+    never gets anything done.
     interval: seconds of work between two checkpoints.
     Raises: ValueError if interval or mean_seconds is not above 0.
     """
@@ -186,17 +186,17 @@ plots.intervals(goodput, optimal_interval, simulate, random_gaps(mean, 3000), me
 
 # %%
 def atomic_save(state, path):
-    """Save `state` at `path`, for torch.load; at any moment the file is the old one or the new.
+    """Save `state` at `path` for torch.load; the file there is always the old one or the new one.
 
-    This holds when the process is killed in the middle, and when the power fails: the bytes are on
-    the disk (os.fsync) before the name changes, and then so is the new name (os.fsync of the
-    folder).
+    This holds even if the process is killed during the save, or the power fails: the bytes are on
+    the disk (os.fsync) before the name changes, and then the new name is on the disk as well
+    (os.fsync of the folder).
     Write in the folder of `path`, because another folder may be on another disk.
-    After a save nothing else is left there, not even the rest of an earlier save that was killed,
+    After a save no temporary file is left there, not even from an earlier save that was killed,
     and no file is open.
-    One process at a time saves to a path. Others may save to other paths of the same folder.
-    path: a str or a Path, also "name.pt" alone.
-    Raises: the error of a full disk, or of a state that can't be pickled; the folder is as it was.
+    One process at a time saves to a path. Others may save to other paths in the same folder.
+    path: a str or a Path, perhaps only "name.pt".
+    Raises: the error of a full disk, or of a state that can't be pickled; the folder is as before.
     """
     raise NotImplementedError("exercise 4.3: about 15 lines")
 
@@ -229,13 +229,13 @@ print(inspect.getsource(Run.step))
 
 # %%
 def resume_exact(run, saved=None):
-    """Return all that the Run needs to go on from this moment, or put it back to `saved`.
+    """Return all that the Run needs to resume from this moment, or put it back to `saved`.
 
     Without `saved`: change nothing. The result can be pickled, and later steps do not change it.
     With `saved`, which an earlier call returned: put the run back to that moment. Its next steps
-    are bit-equal to the steps that followed it, also in a fresh process. A run can be put back to
+    are bit-equal to the steps that followed it, even in a fresh process. A run can be put back to
     it any number of times.
-    Run and Loader are given: look there for all that changes in a step.
+    Run and Loader are given: look there for everything that changes in a step.
     """
     raise NotImplementedError("exercise 4.4: about 18 lines")
 
@@ -284,15 +284,15 @@ from ranklab.ranks import shard_range
 def elastic_batch(batch, ranks, micro_batch):
     """Return the micro-batches of one step: [[(positions, weight), ...] of rank 0, of rank 1, ...].
 
-    Each position 0 .. batch-1 of the global batch appears once. Multiply the gradient of each
-    micro-batch's mean loss by its weight and add them all up, over all ranks: this is the gradient
-    of the mean over the whole batch.
-    positions: a range; at most `micro_batch` of them.
+    Each position 0 .. batch-1 of the global batch appears once. The gradients of the micro-batches'
+    mean losses, each multiplied by its weight, add up over all ranks to the gradient of the mean
+    loss over the whole batch.
+    positions: a range of at most `micro_batch` positions.
     weight: a float.
     All ranks have the same number of micro-batches, because sharded models communicate in each one,
-    and that number is as small as possible. The ranks' shares differ by one position at most. If
+    and that number is as small as possible. The ranks' shares differ by at most one position. If
     nothing is left for a rank, its micro-batch is empty and has weight 0.
-    Raises: ValueError if a number is below 1.
+    Raises: ValueError if an argument is below 1.
     """
     raise NotImplementedError("exercise 4.5: about 8 lines")
 
@@ -317,14 +317,14 @@ for ranks in (8, 7):
 
 # %%
 def find_straggler(seconds, threshold=1.2, recent=32):
-    """Return the ranks that are slow now, the slowest first; [] if there is none.
+    """Return the ranks that are slow now, the slowest first; [] if there are none.
 
-    A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
-    the same step, in more than half of the last `recent` steps. So there is no alarm for noise, for
-    a pause now and then (garbage collection, a checkpoint), or for a step in which all ranks are
+    A rank is slow if it takes more than `threshold` times as long as a typical rank in the same
+    step, in more than half of the last `recent` steps. So there is no alarm for noise, for an
+    occasional pause (garbage collection, a checkpoint), or for a step in which all ranks are
     slow.
     At most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
-    seconds: (steps, ranks), until the rank reached the collective of the step; not changed.
+    seconds: (steps, ranks), each rank's time until it reached the step's collective; not modified.
     Raises: ValueError if `seconds` does not have two dimensions, or is empty.
     """
     raise NotImplementedError("exercise 4.6: about 6 lines")
@@ -370,12 +370,12 @@ class PackedStream:
     the tokens k * window to (k + 1) * window of the stream: it may hold the end of one document,
     or of one epoch, and the beginning of the next. So each epoch has each token once.
     Step s has the windows s * batch to (s + 1) * batch, whatever the number of ranks. The ranks'
-    shares differ by one window at most; ranks are at most `batch`.
+    shares differ by at most one window. There are at most `batch` ranks.
     documents: Documents; some may be empty, some longer than many windows.
-    window: the tokens of a window, T + 1. batch: the windows of a step, over all ranks.
-    Cost: nothing is sent. A rank reads a document once for each of its windows that needs it, or
-        less often, and no other documents, after a resume too. Random numbers of torch, NumPy and
-        Python stay as they are.
+    window: the number of tokens in a window, T + 1. batch: windows per step, over all ranks.
+    Cost: nothing is sent. A rank reads a document at most once for each of its windows that needs
+        it, and no other documents, even after a resume. The random states of torch, NumPy and
+        Python are not changed.
     """
 
     def __init__(self, documents, window, batch, seed=0, rank=0, ranks=1):
@@ -383,20 +383,20 @@ class PackedStream:
         self.rank, self.ranks, self.step = rank, ranks, 0
 
     def next(self):
-        """Return this rank's windows of the next step: (number of them, window), int64."""
+        """Return this rank's windows of the next step: (number of windows, window), int64."""
         raise NotImplementedError("exercise PackedStream, first part: about 20 lines")
 
     def state_dict(self):
         """Return what load_state_dict needs; change nothing.
 
-        JSON can hold it, in at most 100 bytes. It is the same on all ranks, which write it once.
+        As JSON it has at most 100 bytes. It is the same on all ranks, so it is written only once.
         """
         raise NotImplementedError("exercise PackedStream, second part: about 1 line")
 
     def load_state_dict(self, state):
-        """Go on after the step in which `state` was taken, by any number of ranks.
+        """Continue after the step at which `state` was taken, with any number of ranks.
 
-        Documents, window, batch and seed are as they were. This stream may have moved before.
+        Documents, window, batch and seed are as they were. This stream may have advanced before.
         """
         raise NotImplementedError("exercise PackedStream, third part: about 1 line")
 
@@ -482,13 +482,13 @@ def health_check(probe, group=None, slow=3.0):
     """Measure all ranks and the links of their ring; return the same Health on every rank.
 
     A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
-    probe: a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
-        right?, message(partner, group) -> seconds, which both ranks of a link call.
+    probe: a Probe, or any object with its three methods: product() -> (right?, seconds), memory()
+        -> right?, message(partner, group) -> seconds, which both ranks of a link call.
     slow: a product is slow if it takes more than this many times as long as on the fastest rank,
         and a message if it takes more than this many times as long as on the fastest link.
-    Cost: product and memory once on each rank, and one message for each link. A rank talks to one
-        other at a time, and at most 3 messages follow each other, however many ranks there are.
-        Then one all-gather of 4 numbers.
+    Cost: one product() and one memory() on each rank, and one message() on each link. A rank talks
+        to one other at a time, and at most 3 messages follow one another, however many ranks there
+        are. Then one all-gather of 4 numbers.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     raise NotImplementedError("exercise health_check: about 20 lines")
@@ -520,12 +520,12 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 def silent_corruption(parameters, group=None):
     """Return {name: [rank, ...]} of the parameters whose bits are not equal on all ranks.
 
-    The list names the ranks that differ from the majority. If no more than half of the ranks are
-    equal, as when two ranks differ, it is []: nobody knows which one is right.
+    The list has the ranks that differ from the majority. If at most half of the ranks are equal, as
+    when two ranks differ, it is [], because nobody knows which one is right.
     The result is the same on every rank, and {} if all bits are equal.
-    parameters: {name: tensor}, the same names in the same order on all ranks; of any types, also
-        with NaN, strided or empty.
-    Cost: one all-gather in all, with 8 bytes for each parameter; the tensors are not sent.
+    parameters: {name: tensor}, the same names in the same order on all ranks. Tensors may have any
+        dtype, contain NaN, and be strided or empty.
+    Cost: one all-gather in total, of 8 bytes for each parameter; the tensors are not sent.
     """
     raise NotImplementedError("exercise silent_corruption: about 12 lines")
 
@@ -558,17 +558,17 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
     """Return what to do with the step whose loss is losses[-1], before its update.
 
     "go on"      if the loss is finite, and not far above the losses of the `window` steps before
-    "skip"       if not: leave this batch out
+    "skip"       otherwise: leave this batch out
     "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
                  back to a checkpoint before them, and leave their batches out
-    "Far above" means by more than `limit` times their usual spread, which is a standard deviation
-    if there are no spikes.
-    Falling losses and low ones are no spikes.
+    "Far above" means by more than `limit` times the usual spread of these losses, which equals
+    their standard deviation if there are no spikes.
+    Falling losses and low ones are not spikes.
     Earlier spikes, and losses that are not finite, do not hide a new spike.
     In a row of spikes the `window` steps are those before the row.
-    A rise by 1% of abs(loss) is no spike, however calm the losses were.
-    Among the first 20 losses each finite one is good: they fall steeply.
-    losses: a list of floats, not changed.
+    A rise by 1% of abs(loss) is not a spike, however steady the losses were.
+    Among the first 20 losses every finite one is good, because they fall steeply.
+    losses: a list of floats, not modified.
     """
     raise NotImplementedError("exercise loss_spike: about 10 lines")
 
@@ -598,9 +598,9 @@ def recovery_policy(state):
     """Decide what the job does after an event: State -> Decision.
 
     It is called at the start and at each event, and keeps nothing between calls.
-    Its score, by run_policy, is the useful work for each node-second that is paid for. The check
-    wants a share of an oracle's score: the `reach` of each of REGIMES, on other traces than the
-    lab's.
+    Its score, by run_policy, is the useful work per node-second that is paid for. In each of
+    REGIMES it must be at least the share `reach` of an oracle's score, on traces different from
+    those in the lab.
     """
     raise NotImplementedError("exercise recovery_policy: about 30 lines")
 
@@ -756,7 +756,7 @@ from ranklab.data import digits
 def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
     """Train; return {"losses": of each step, "weights", "seen": images this rank has trained on}.
 
-    The job is stopped at `stops`. Each time it goes on from what it has saved.
+    The job is stopped at `stops`. Each time it resumes from what it has saved.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses, seen, file = digits(), [], [], io.BytesIO()
@@ -831,10 +831,10 @@ resumed_digits = check(resumed_digits)
 
 # %%
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
-    """Train; return {"losses": of each step in the order done, "rows": this rank's of the weights}.
+    """Train; return {"losses": of each step, in the order done, "rows": this rank's weight rows}.
 
-    The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
-    of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank
+    The rows of the weights are split over ranks. After step `stop` all machines are taken away, and
+    that of rank `first` a moment earlier, if there is such a rank. Then the job resumes, each rank
     from its own disk, which is a folder here.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -139,16 +139,16 @@ print(inspect.getsource(Job))
 
 # %%
 def sbatch_script(job):
-    """Write a batch script for `sbatch`: it runs the Job under torchrun, and requeues a failed one.
+    """Write a script for `sbatch` that runs the Job under torchrun, and requeues it if it fails.
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds + 60: all ranks get a SIGTERM this long before the end. The
-              minute after the longest save is for srun to end and for the requeue
-    export    job.environment, whose values may hold any characters;
+              with job.save_seconds + 60: all ranks get a SIGTERM this many seconds before the
+              end. The 60 after the longest save are for srun to end and for the requeue
+    export    job.environment, whose values may contain any characters;
               TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
-              GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface
+              GLOO_SOCKET_IFNAME (job.interface), or neither if there is no interface
     srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
               --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
     torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
@@ -156,7 +156,7 @@ def sbatch_script(job):
               "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
               because two jobs may share a host. Then job.command
     the end   The script ends with srun's exit code. Before that, if the code is not 0 and
-              SLURM_RESTART_COUNT (not set in the first life) is below job.requeues, it calls
+              SLURM_RESTART_COUNT (not set in the first run) is below job.requeues, it calls
               `scontrol requeue` with the job's number
     source    sbatch(1), srun(1), scontrol(1)
     """
@@ -209,26 +209,27 @@ for given in (Interface, Hca, Node, Topology):
 
 # %%
 def nccl_environment(topology):
-    """Return {variable: value}, all text: what must be set for this job, the same on all nodes.
+    """Return {variable: value}, all strings: what this job must set, the same on all nodes.
 
-    Nothing else is set.
+    Set nothing else.
 
     For one node it is {}. For several nodes:
     NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in
                         common (also for RoCE), otherwise "Socket". So NCCL fails if that
-                        network is missing, and does not quietly take a slower one
+                        network is missing, instead of quietly taking a slower one
     NCCL_SOCKET_IFNAME  selects all of the fastest common interfaces: sockets use them for the data
-    GLOO_SOCKET_IFNAME  the names of one or more of these, with commas; gloo has no "="
-    NCCL_IB_HCA         with "IB": selects the common ports of one link, InfiniBand or Ethernet,
+    GLOO_SOCKET_IFNAME  the names of one or more of these, separated by commas; gloo has no "="
+    NCCL_IB_HCA         with "IB": selects the common ports of one kind, InfiniBand or Ethernet,
                         because the two can't talk to each other: the one with more Gb/s on a node
     NCCL_IB_TC          with "IB", if a traffic class is given
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
-    A device is common if jobs may use it and it is up, with the same name on every node. Of an HCA
-    port the number and the link must be the same as well: mlx5_0:1 that is InfiniBand on one node
-    and Ethernet on another is not common.
+    A device is common if jobs may use it and it is up, with the same name on every node. For an
+    HCA port, the number and the link must be the same as well: if mlx5_0:1 is InfiniBand on one
+    node and Ethernet on another, it is not common.
     A value must select these devices on each node and no others, by NCCL's rules, which selected()
     follows. NCCL_DEBUG may be set as well.
-    error   ValueError if the nodes have no interface in common: NCCL always meets over one of them
+    error   ValueError if the nodes have no interface in common, because NCCL always bootstraps
+            over one of them
     """
     raise NotImplementedError("exercise 4.2: about 20 lines")
 
@@ -307,25 +308,25 @@ for given in (Line, NcclLog):
 
 # %%
 def read_nccl_log(text):
-    """Read the NcclLog of `text`; what the log does not tell stays empty.
+    """Read `text` into an NcclLog; what the log does not contain stays empty.
 
-    `text` mixes the lines of all ranks, or of some, with other text. The patterns of the lines are
+    `text` has the lines of all ranks, or of some, among other text. The patterns of the lines are
     given.
 
     network   the name after the last "Using network"
-    hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    hosts     a process logs its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
               ("..."). If a channel has no whole list, start at rank 0 and follow each rank's first
-              link in the channel, without [receive] lines. It is a ring only if this path meets
+              link in the channel, without [receive] lines. It is a ring only if this path visits
               all ranks once and comes back
     trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, for each channel
     links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A link
-              over a network has two lines, [receive] and [send]; [send] tells more, if it is there
-    warnings  each (rank of its process, text of an NCCL WARN) once, in the log's order
+              over a network has two lines, [receive] and [send]; prefer what [send] says
+    warnings  (rank of its process, text) of each NCCL WARN, once, in the log's order
     entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
-              words differ between versions
+              wording differs between versions
     groups    a job's log has more than one communicator: of_all_ranks(text), which is given,
-              returns the lines of the one with most ranks, and these
+              returns (the lines of the one with the most ranks, groups)
     """
     raise NotImplementedError("exercise 4.3: about 25 lines")
 
@@ -394,18 +395,18 @@ check(cluster_mfu_percent=...)
 
 # %%
 def mfu_alert_rule(least, minutes):
-    """Return a Prometheus rule, a dict with the keys of a rules file.
+    """Return a Prometheus alerting rule, as a dict with the keys of a rules file.
 
     It raises one alert for each run whose MFU has been below `least` for `minutes` minutes.
 
-    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes, because a
+    MFU      the model's FLOPs per second / FLOP/s of all its GPUs, over some minutes, because a
              step may take more than a minute, and counters jump
-    fires    within 2 x minutes, and until the run is well again, or at most `minutes` longer. It
+    fires    within 2 x minutes, and until the run has recovered, or at most `minutes` longer. It
              also fires if ranks hang, if scrapes fail now and then, or if another run is fine
-    silent   while a run compiles, for its first 4 minutes; in a pause or a restart of a third of
-             `minutes`, after which counters begin again at 0, maybe on other instances; and after
-             a run has ended
-    labels   the alert has run, but not rank, and a severity
+    silent   while a run compiles, for its first 4 minutes; in a pause or a restart that takes
+             a third of `minutes`, after which counters begin again at 0, perhaps on different
+             instances; and after a run has ended
+    labels   the alert has the labels run and severity, but not rank
     annotations  one of them contains the run and the value: {{ $labels.run }}, {{ $value }}
     metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
              Each rank exports all three, with labels run, rank, instance, job, scraped every 15 s
@@ -450,18 +451,18 @@ check(cluster_deviations=...)
 
 # %%
 def straggler_rule(factor, minutes):
-    """Return a Prometheus rule, as a dict.
+    """Return a Prometheus alerting rule, as a dict.
 
     It raises an alert for each rank whose steps have taken more than `factor` times as long as the
     median rank's steps, in its run, for `minutes` minutes.
 
-    fires    within 2 x minutes, and until the rank is well again, or at most `minutes` longer. It
-             also fires for two slow ranks of eight, if every eighth scrape fails, or if another
-             rank is gone
+    fires    within 2 x minutes, and until the rank has recovered, or at most `minutes` longer. It
+             also fires if two ranks of eight are slow, if every eighth scrape fails, or if
+             another rank is gone
     silent   if a single step is slow (the first one, a checkpoint), even if the gauge shows it in
              two scrapes; if a rank is slow for only a third of `minutes`; if all are slow at once,
              or some are fast; if a run has longer steps than another run; if a rank is gone
-    labels   the alert has run, rank and a severity
+    labels   the alert has the labels run, rank and severity
     annotations  one of them contains the run, the rank and the value
     metrics  train_step_seconds, a gauge: seconds of a rank's last step, until it reached the
              collective; labels run, rank, instance, job; scraped every 15 s
@@ -511,25 +512,25 @@ from ranklab.cluster.manifest import invalid
 
 # %%
 def train_job_manifest(job, kind="TrainJob"):
-    """Return the Job as a dict for `kubectl apply -f`: a TrainJob or a JobSet, valid by its schema.
+    """Return the Job as a dict for `kubectl apply -f`: a TrainJob or JobSet that fits its schema.
 
     both      metadata.name is job.name. image is job.image; command and args run torchrun with
-              --max-restarts and job.command, without a shell. Resources have limits of
-              nvidia.com/gpu (job.gpus) and requests of cpu (job.cpus for each GPU). env has
+              --max-restarts and job.command, without a shell. Resources have limits for
+              nvidia.com/gpu (job.gpus) and requests for cpu (job.cpus for each GPU). env has
               job.environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds), and the interface,
               if there is one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
     TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
               (job.minutes), and a trainer, which has numNodes, numProcPerNode, resourcesPerNode and
               the fields above. Kubeflow tells torchrun how many ranks there are and where they meet
-              (PET_NNODES and others), so say it neither in options nor in env
+              (PET_NNODES and others), so set them neither in options nor in env
     JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one replicated
-              job "node" of one replica. Its spec has parallelism and completions (a pod for each
+              job "node" with one replica. Its spec has parallelism and completions (a pod for each
               node), completionMode Indexed, backoffLimit 0 and activeDeadlineSeconds. Its pods have
               restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a container
               "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
               --rdzv-endpoint: any port of the first pod,
-              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    error     ValueError for another kind, or without an image
+              <set>-<replicated job>-<replica>-<pod>.<set>, numbered from 0
+    error     ValueError for any other kind, or if job.image is empty
     """
     raise NotImplementedError("exercise 4.6: about 25 lines")
 
@@ -586,17 +587,17 @@ for given in (FileSystem, Load, StoragePlan):
 def storage_plan(load, system):
     """Compute the StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three parts, which is its
+    A save, or the read at a restart, takes as long as the slowest of three parts, which is its
     bound:
-    "link"         all nodes that write or read do so at once, each at load.link, but at most at
-                   system.client
-    "file system"  the bytes of all nodes, at its speed of writing or reading
-    "metadata"     the files that are created, or that all ranks open, at its operations a second
-    fits  During an interval of work the job reads its data, through links and file system as above.
-          A save in the background comes after the data. True if both together fit into an interval
-    lost  A turn is an interval (or as long as data and a background save take, if that is longer),
-          and then a save that is not in the background. lost is the turn without the interval, as
-          a share of the turn
+    "link"         all nodes that write or read do so at once, each at load.link or system.client,
+                   whichever is lower
+    "file system"  the bytes of all nodes, at its write or read speed
+    "metadata"     the files that are created, or that all ranks open, at its operations per second
+    fits  During an interval of work the job reads its data, over links and file system as above.
+          A background save comes after the data. True if both together fit into an interval
+    lost  A turn is an interval (or the time of data and a background save, if that is longer),
+          and then a save, if it is not in the background. lost is the fraction of the turn that
+          is not the interval
     """
     raise NotImplementedError("exercise 4.7: about 15 lines")
 
@@ -647,18 +648,18 @@ plots.recorded(record("hot GPU", seed=3))
 
 ### END SOLUTION
 def sick_rank_alarm(metrics):
-    """Name the rank that is sick; return None while no rank is.
+    """Return the rank that is sick, or None while no rank is.
 
-    It is called at each scrape, with all that was scraped of a run so far. If a whole host is sick,
+    It is called at each scrape, with everything scraped from a run so far. If a whole host is sick,
     any of its ranks counts.
 
     metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape every 15 s, NaN if it
-             failed. Do not change them. Errors are counters. See recordings for the names, and for
+             failed. Do not modify them. Errors are counters. See recordings for the names, and for
              what may happen to a run
     counted  the seconds from onset to alarm, and false alarms: in a healthy run, before the onset,
              or about a healthy rank. The first alarm ends a run
-    least    a Score of 0.88 on 39 recordings that the lab has not shown, with one false alarm at
-             most; a Score of 0.75 on 26 recordings that the check draws when it runs
+    least    a Score of 0.88 on 39 recordings that the lab has not shown, with at most one false
+             alarm; a Score of 0.75 on 26 recordings that the check draws when it runs
     """
     raise NotImplementedError("exercise sick_rank_alarm: about 20 lines")
 

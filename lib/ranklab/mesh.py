@@ -145,9 +145,9 @@ class Mesh:
 def build_mesh(axes, joined=()):
     """Make the Mesh of all ranks of this job, with a process group for each axis.
 
-    Collective: every rank calls it with the same arguments, and makes all groups in one order.
-    joined: tuples of axes that get a group together: [("data", "tensor")].
-    Raises: ValueError if the sizes do not multiply to the number of ranks.
+    Collective: every rank calls it with the same arguments, and makes all groups in the same order.
+    joined: tuples of axes that also get a joint group: [("data", "tensor")].
+    Raises: ValueError if the product of the sizes is not the number of ranks.
     Lab: 12
     """
     mesh = Mesh(axes)
@@ -164,10 +164,10 @@ def build_mesh(axes, joined=()):
 
 
 def mesh_grad_norm(held, group=None):
-    """Compute the norm of all gradients of the whole model, each number once, on all ranks.
+    """Return the norm of the whole model's gradients, each number counted once, on all ranks.
 
-    held: [(gradient, how many ranks of the group hold these numbers)].
-    Returns: a float32 tensor without dims; squares are added up in float64.
+    held: [(gradient, number of ranks in the group that hold these numbers)].
+    Returns: a float32 tensor of 0 dims; squares are summed in float64.
     Cost: one all-reduce of 8 bytes.
     Lab: 12
     """

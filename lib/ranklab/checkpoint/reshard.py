@@ -4,10 +4,10 @@
 def reshard_checkpoint(pieces, saved):
     """Fill each of this rank's pieces from boxes that were saved in any layout.
 
-    pieces: Pieces (trainer/parallel.py). `tensor` is filled in place; `offset` is where it begins
+    pieces: Pieces (trainer/parallel.py): `tensor` is filled in place; `offset` is where it begins
         in the whole tensor.
-    saved: for each piece [(offset, tensor)], boxes of the same whole tensor that overlap the piece
-        but not each other.
+    saved: for each piece, in the same order, [(offset, tensor)]: boxes of the same whole tensor
+        that overlap the piece but not each other.
     Raises: ValueError if numbers of a piece are in none of its boxes; then no piece has changed.
     Lab: 12
     """

@@ -6,9 +6,9 @@ import math
 def first_difference(calls):
     """Return the number, counted from 0, of the first call that is not the same on all ranks.
 
-    None where there is no such call.
-    calls  {rank: [what it called, ...]} of a group; a shorter list is no difference: its rank has
-           only not come as far, and the others are still compared
+    None if there is no such call.
+    calls  {rank: [its calls, ...]} of a group; a shorter list is not a difference: its rank has
+           not come as far yet, and the others are still compared
     lab    16
     """
     for number in range(max(map(len, calls.values()), default=0)):
@@ -19,11 +19,11 @@ def first_difference(calls):
 
 
 def circle_of_waits(waits):
-    """Find ranks that wait for one another in a circle: [rank, ...], each waits for the next one.
+    """Return ranks that wait for one another in a circle: [rank, ...], each waits for the next one.
 
-    The last waits for the first, and the smallest rank stands first. [] where there is no circle.
+    The last waits for the first, and the smallest rank comes first. [] if there is no circle.
 
-    waits  {rank: set of ranks that it waits for}; a rank that waits for nobody may be left out
+    waits  {rank: set of ranks that it waits for}; a rank that waits for no other may be left out
     lab    16
     """
     def walk(path):
@@ -38,13 +38,13 @@ def circle_of_waits(waits):
 
 
 def own_limit(norms, tolerance=1e-3):
-    """Find the norm to which ranks have clipped their own gradients, each by itself, or None.
+    """Return the norm to which ranks have clipped their own gradients, each by itself, or None.
 
-    It is the largest finite norm, and two ranks or more have it, up to `tolerance` times it, in the
-    same step: in at least two steps, and in a tenth of them all. (If all shards are clipped by one
-    norm, the squares of the ranks' norms add up to its square, so no two ranks can have it.)
-    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that are not alike; inf and
-           NaN count for nothing, and [] is a run without a step
+    It is the largest finite norm, if two or more ranks have it, within `tolerance` times it, in the
+    same step: in at least two steps, and in at least a tenth of all. (If all shards are clipped by
+    one norm, the squares of the ranks' norms add up to its square, so no two ranks can have it.)
+    norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that differ between ranks;
+           inf and NaN are ignored, and [] is a run without steps
     lab    16
     """
     limit = max((norm for step in norms for norm in step if math.isfinite(norm)), default=0)
@@ -56,12 +56,12 @@ def own_limit(norms, tolerance=1e-3):
 def steps_behind(used, held, tolerance=1e-9):
     """Count by how many steps the model's weights are older than the optimizers' own.
 
-    It is the smallest number that explains all steps but a tenth, not counting the first ones,
-    whose partner would be before the run. None where no number of steps does.
+    It is the smallest number that explains all but a tenth of the steps, not counting the first
+    ones, whose counterpart would be before the run. None if no number of steps does.
 
     used  [sum of the weights in the forward of step 0, of step 1, ...]
-    held  [sum of the weights that all optimizers held at that moment]; where nothing is stale the
-          two are equal up to `tolerance` times the larger one
+    held  [sum of the weights that all optimizers held at that moment]; if nothing is stale, the
+          two are equal to within `tolerance` times the larger one
     lab   16
     """
     for behind in range(len(used) // 2):

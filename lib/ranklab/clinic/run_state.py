@@ -101,7 +101,7 @@ def stored_digits(group=None, steps=12, shards=None):
 def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
     """Train; return {"losses": of each step, "weights", "seen": images this rank has trained on}.
 
-    The job is stopped at `stops`. Each time it goes on from what it has saved.
+    The job is stopped at `stops`. Each time it resumes from what it has saved.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     images, losses, seen, file = digits(), [], [], io.BytesIO()
@@ -140,10 +140,10 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 
 
 def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
-    """Train; return {"losses": of each step in the order done, "rows": this rank's of the weights}.
+    """Train; return {"losses": of each step, in the order done, "rows": this rank's weight rows}.
 
-    The weights lie on the ranks in rows. After step `stop` all machines are taken away, and the one
-    of rank `first` goes a moment earlier, if there is such a rank. Then the job goes on, each rank
+    The rows of the weights are split over ranks. After step `stop` all machines are taken away, and
+    that of rank `first` a moment earlier, if there is such a rank. Then the job resumes, each rank
     from its own disk, which is a folder here.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)

@@ -25,9 +25,9 @@ from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 
 
 def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
-    """Train a small language model whose wide layer is cut over `tensor` ranks.
+    """Train a small language model whose wide layer is split over `tensor` ranks.
 
-    Each such set of ranks has rows of its own.
+    Each set of `tensor` ranks has its own rows of the batch.
 
     Returns {"losses": [of this rank's rows], "weights": {name: this rank's tensor}}.
     """
@@ -65,9 +65,9 @@ def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
 
 
 def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
-    """Train a GPT of four blocks, each rank a stage; one matrix is its embedding and its head.
+    """Train a GPT of four blocks, a stage on each rank; one matrix is both embedding and head.
 
-    Returns {"losses": [those of the last stage, [] elsewhere], "weights": {name: of this stage}}.
+    Returns {"losses": [of each step] on the last stage, else [], "weights": {name: this stage's}}.
     """
     ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
     R, first, last = len(ranks), rank == 0, rank == len(ranks) - 1

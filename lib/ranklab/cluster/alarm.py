@@ -13,18 +13,18 @@ LEAST, LEAST_NEW = 0.88, 0.75  # scores that the check asks for
 
 
 def sick_rank_alarm(metrics):
-    """Name the rank that is sick; return None while no rank is.
+    """Return the rank that is sick, or None while no rank is.
 
-    It is called at each scrape, with all that was scraped of a run so far. If a whole host is sick,
+    It is called at each scrape, with everything scraped from a run so far. If a whole host is sick,
     any of its ranks counts.
 
     metrics  {name: (scrapes, ranks)}, and train_mfu: (scrapes,); a scrape every 15 s, NaN if it
-             failed. Do not change them. Errors are counters. See recordings for the names, and for
+             failed. Do not modify them. Errors are counters. See recordings for the names, and for
              what may happen to a run
     counted  the seconds from onset to alarm, and false alarms: in a healthy run, before the onset,
              or about a healthy rank. The first alarm ends a run
-    least    a Score of 0.88 on 39 recordings that the lab has not shown, with one false alarm at
-             most; a Score of 0.75 on 26 recordings that the check draws when it runs
+    least    a Score of 0.88 on 39 recordings that the lab has not shown, with at most one false
+             alarm; a Score of 0.75 on 26 recordings that the check draws when it runs
     lab      15, open
     """
     T, R = metrics[SECONDS].shape

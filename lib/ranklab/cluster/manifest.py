@@ -5,25 +5,25 @@ from pathlib import Path
 
 
 def train_job_manifest(job, kind="TrainJob"):
-    """Return the Job as a dict for `kubectl apply -f`: a TrainJob or a JobSet, valid by its schema.
+    """Return the Job as a dict for `kubectl apply -f`: a TrainJob or JobSet that fits its schema.
 
     both      metadata.name is job.name. image is job.image; command and args run torchrun with
-              --max-restarts and job.command, without a shell. Resources have limits of
-              nvidia.com/gpu (job.gpus) and requests of cpu (job.cpus for each GPU). env has
+              --max-restarts and job.command, without a shell. Resources have limits for
+              nvidia.com/gpu (job.gpus) and requests for cpu (job.cpus for each GPU). env has
               job.environment, TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds), and the interface,
               if there is one, as NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
     TrainJob  trainer.kubeflow.org/v1alpha1: runtimeRef to torch-distributed, activeDeadlineSeconds
               (job.minutes), and a trainer, which has numNodes, numProcPerNode, resourcesPerNode and
               the fields above. Kubeflow tells torchrun how many ranks there are and where they meet
-              (PET_NNODES and others), so say it neither in options nor in env
+              (PET_NNODES and others), so set them neither in options nor in env
     JobSet    jobset.x-k8s.io/v1alpha2: failurePolicy.maxRestarts (job.requeues), and one replicated
-              job "node" of one replica. Its spec has parallelism and completions (a pod for each
+              job "node" with one replica. Its spec has parallelism and completions (a pod for each
               node), completionMode Indexed, backoffLimit 0 and activeDeadlineSeconds. Its pods have
               restartPolicy Never, terminationGracePeriodSeconds (job.save_seconds) and a container
               "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
               --rdzv-endpoint: any port of the first pod,
-              <set>-<replicated job>-<replica>-<pod>.<set>, with numbers from 0
-    error     ValueError for another kind, or without an image
+              <set>-<replicated job>-<replica>-<pod>.<set>, numbered from 0
+    error     ValueError for any other kind, or if job.image is empty
     lab       15
     """
     if kind not in ("TrainJob", "JobSet") or not job.image:

@@ -68,23 +68,23 @@ class Topology:
 
 
 def nccl_environment(topology):
-    """Return {variable: value}, all text: what must be set for this job, the same on all nodes.
+    """Return {variable: value}, all strings: what this job must set, the same on all nodes.
 
-    Nothing else is set.
+    Set nothing else.
 
     For one node it is {}. For several nodes:
     NCCL_NET            the plugin's name; without a plugin "IB" if all nodes have an HCA port in
                         common (also for RoCE), otherwise "Socket". So NCCL fails if that
-                        network is missing, and does not quietly take a slower one
+                        network is missing, instead of quietly taking a slower one
     NCCL_SOCKET_IFNAME  selects all of the fastest common interfaces: sockets use them for the data
-    GLOO_SOCKET_IFNAME  the names of one or more of these, with commas; gloo has no "="
-    NCCL_IB_HCA         with "IB": selects the common ports of one link, InfiniBand or Ethernet,
+    GLOO_SOCKET_IFNAME  the names of one or more of these, separated by commas; gloo has no "="
+    NCCL_IB_HCA         with "IB": selects the common ports of one kind, InfiniBand or Ethernet,
                         because the two can't talk to each other: the one with more Gb/s on a node
     NCCL_IB_TC          with "IB", if a traffic class is given
     NCCL_CROSS_NIC      with "IB" and two ports or more: "0" on rails, "1" on one switch
-    A device is common if jobs may use it and it is up, with the same name on every node. Of an HCA
-    port the number and the link must be the same as well: mlx5_0:1 that is InfiniBand on one node
-    and Ethernet on another is not common.
+    A device is common if jobs may use it and it is up, with the same name on every node. For an
+    HCA port, the number and the link must be the same as well: if mlx5_0:1 is InfiniBand on one
+    node and Ethernet on another, it is not common.
     A value must select these devices on each node and no others, by NCCL's rules, which selected()
     follows. NCCL_DEBUG may be set as well.
     error   ValueError if the nodes have no interface in common, because NCCL always bootstraps

@@ -79,25 +79,25 @@ def nccl_lines(text):
 
 
 def read_nccl_log(text):
-    """Read the NcclLog of `text`; what the log does not say stays empty.
+    """Read `text` into an NcclLog; what the log does not contain stays empty.
 
-    `text` mixes the lines of all ranks, or of some, with other text. The patterns of the lines are
+    `text` has the lines of all ranks, or of some, among other text. The patterns of the lines are
     given.
 
     network   the name after the last "Using network"
-    hosts     a process tells its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
+    hosts     a process logs its rank: "comm 0x.. rank 3 nranks 8", "nRanks" in newer lines
     rings     rank 0 prints "Channel 00/16 : 0 1 2 ...". NCCL cuts the list after 127 characters
               ("..."). If a channel has no whole list, start at rank 0 and follow each rank's first
-              link in the channel, without [receive] lines. It is a ring only if this path passes
+              link in the channel, without [receive] lines. It is a ring only if this path visits
               all ranks once and comes back
     trees     "Trees [0] 1/-1/-1->0->-1 [1] ...": children -> rank -> parent, for each channel
     links     "Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0": from 0 to 8 in channel 0. A link
-              over a network has two lines, [receive] and [send]: keep the transport of [send]
-    warnings  each NCCL WARN once, in the log's order, with the rank of its process
+              over a network has two lines, [receive] and [send]; prefer what [send] says
+    warnings  (rank of its process, text) of each NCCL WARN, once, in the log's order
     entered   the number in torch's last "Rank 3] ... last enqueued work: 12" for each rank; the
-              words differ between versions
+              wording differs between versions
     groups    a job's log has more than one communicator: of_all_ranks(text), which is given,
-              returns the lines of the one with most ranks, and these
+              returns (the lines of the one with the most ranks, groups)
     """
     text, groups = of_all_ranks(text)
     lines, ranks_of, rings, trees, links, opened = nccl_lines(text), {}, {}, {}, {}, {}

@@ -9,18 +9,18 @@ Each rank exports these (exporter.py), with labels {run, rank} and the scrape's 
 
 
 def mfu_alert_rule(least, minutes):
-    """Return a Prometheus rule, a dict with the keys of a rules file.
+    """Return a Prometheus alerting rule, as a dict with the keys of a rules file.
 
     It raises one alert for each run whose MFU has been below `least` for `minutes` minutes.
 
-    MFU      FLOPs of the model in a second / FLOP/s of all its GPUs, over some minutes, because a
+    MFU      the model's FLOPs per second / FLOP/s of all its GPUs, over some minutes, because a
              step may take more than a minute, and counters jump
-    fires    within 2 x minutes, and until the run is well again, or at most `minutes` longer. It
+    fires    within 2 x minutes, and until the run has recovered, or at most `minutes` longer. It
              also fires if ranks hang, if scrapes fail now and then, or if another run is fine
-    silent   while a run compiles, for its first 4 minutes; in a pause or a restart of a third of
-             `minutes`, after which counters begin again at 0, maybe on other instances; and after
-             a run has ended
-    labels   the alert has run, but not rank, and a severity
+    silent   while a run compiles, for its first 4 minutes; in a pause or a restart that takes
+             a third of `minutes`, after which counters begin again at 0, perhaps on different
+             instances; and after a run has ended
+    labels   the alert has the labels run and severity, but not rank
     annotations  one of them contains the run and the value: {{ $labels.run }}, {{ $value }}
     metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
              Each rank exports all three, with labels run, rank, instance, job, scraped every 15 s
@@ -39,18 +39,18 @@ def mfu_alert_rule(least, minutes):
 
 
 def straggler_rule(factor, minutes):
-    """Return a Prometheus rule, as a dict.
+    """Return a Prometheus alerting rule, as a dict.
 
     It raises an alert for each rank whose steps have taken more than `factor` times as long as the
     median rank's steps, in its run, for `minutes` minutes.
 
-    fires    within 2 x minutes, and until the rank is well again, or at most `minutes` longer. It
-             also fires for two slow ranks of eight, if every eighth scrape fails, or if another
-             rank is gone
+    fires    within 2 x minutes, and until the rank has recovered, or at most `minutes` longer. It
+             also fires if two ranks of eight are slow, if every eighth scrape fails, or if
+             another rank is gone
     silent   if a single step is slow (the first one, a checkpoint), even if the gauge shows it in
              two scrapes; if a rank is slow for only a third of `minutes`; if all are slow at once,
              or some are fast; if a run has longer steps than another run; if a rank is gone
-    labels   the alert has run, rank and a severity
+    labels   the alert has the labels run, rank and severity
     annotations  one of them contains the run, the rank and the value
     metrics  train_step_seconds, a gauge: seconds of a rank's last step, until it reached the
              collective; labels run, rank, instance, job; scraped every 15 s

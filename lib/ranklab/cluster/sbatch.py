@@ -4,16 +4,16 @@ import shlex
 
 
 def sbatch_script(job):
-    """Write a batch script for `sbatch`: it runs the Job under torchrun, and requeues a failed one.
+    """Write a script for `sbatch` that runs the Job under torchrun, and requeues it if it fails.
 
     #SBATCH   long options: --job-name, --nodes, --ntasks-per-node=1, --gpus-per-node,
               --cpus-per-task (job.cpus for each GPU), --time in minutes, --requeue,
               --open-mode=append, --output with %j, the job's number, in it, and --signal=TERM@
-              with job.save_seconds + 60: all ranks get a SIGTERM this long before the end. The
-              minute after the longest save is for srun to end and for the requeue
-    export    job.environment, whose values may hold any characters;
+              with job.save_seconds + 60: all ranks get a SIGTERM this many seconds before the
+              end. The 60 after the longest save are for srun to end and for the requeue
+    export    job.environment, whose values may contain any characters;
               TORCH_ELASTIC_SHUTDOWN_TIMEOUT (job.save_seconds); NCCL_SOCKET_IFNAME and
-              GLOO_SOCKET_IFNAME (job.interface), or neither of them if there is no interface
+              GLOO_SOCKET_IFNAME (job.interface), or neither if there is no interface
     srun      starts `torchrun` itself on each node, with the same --cpus-per-task, with
               --kill-on-bad-exit=0 and --wait (job.save_seconds + 30)
     torchrun  --nnodes, --nproc-per-node, --max-restarts, --rdzv-backend=c10d, --rdzv-id (the job's
@@ -21,7 +21,7 @@ def sbatch_script(job):
               "gpu[07,12-13],big2", and a port from 1024 to 65535 that differs from job to job,
               because two jobs may share a host. Then job.command
     the end   The script ends with srun's exit code. Before that, if the code is not 0 and
-              SLURM_RESTART_COUNT (not set in the first life) is below job.requeues, it calls
+              SLURM_RESTART_COUNT (not set in the first run) is below job.requeues, it calls
               `scontrol requeue` with the job's number
     source    sbatch(1), srun(1), scontrol(1)
     lab       15

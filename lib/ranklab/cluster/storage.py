@@ -82,17 +82,17 @@ SYSTEMS = TECTONIC, EFS, LUSTRE, S3
 def storage_plan(load, system):
     """Compute the StoragePlan of a Load on a FileSystem.
 
-    A save, or the read of a restart, takes as long as the slowest of three parts, which is its
+    A save, or the read at a restart, takes as long as the slowest of three parts, which is its
     bound:
-    "link"         all nodes that write or read do so at once, each at load.link, but at most at
-                   system.client
-    "file system"  the bytes of all nodes, at its speed of writing or reading
-    "metadata"     the files that are created, or that all ranks open, at its operations a second
-    fits  During an interval of work the job reads its data, through links and file system as above.
-          A save in the background comes after the data. True if both together fit into an interval
-    lost  A turn is an interval (or as long as data and a background save take, if that is longer),
-          and then a save that is not in the background. lost is the turn without the interval, as
-          a share of the turn
+    "link"         all nodes that write or read do so at once, each at load.link or system.client,
+                   whichever is lower
+    "file system"  the bytes of all nodes, at its write or read speed
+    "metadata"     the files that are created, or that all ranks open, at its operations per second
+    fits  During an interval of work the job reads its data, over links and file system as above.
+          A background save comes after the data. True if both together fit into an interval
+    lost  A turn is an interval (or the time of data and a background save, if that is longer),
+          and then a save, if it is not in the background. lost is the fraction of the turn that
+          is not the interval
     lab   15
     """
     ranks, link = load.nodes * load.gpus, min(load.link, system.client)

@@ -14,9 +14,9 @@ from ranklab.engine import device
 def online_softmax_merge(out, lse, other, other_lse):
     """Merge the attention over two sets of keys, (out, lse) and (other, other_lse), into one.
 
-    The arguments stay unchanged.
-    Shape: out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row without a key
-        has lse -inf and out 0, before and after.
+    The arguments are not modified.
+    Shape: out, other (..., T, D), float32; lse, other_lse (..., T), float32. A row that has seen
+        no key has lse -inf and out 0, in the arguments and in the result.
     Paper: Milakov and Gimelshein 2018; Dao et al. 2022, FlashAttention
     Lab: 10
     """

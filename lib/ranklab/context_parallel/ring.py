@@ -33,12 +33,12 @@ class Hop:
 def ring_attention(q, k, v, visible, group=None):
     """Return (out, lse) of this rank's queries over the keys of all ranks.
 
-    Both are float32, and added up in float32, whatever the type of q. The next block travels while
-    one is computed, also when this rank sees nothing of a block. The arguments stay unchanged.
-    visible: [what this rank's queries see of the keys of rank 0, 1, ...]: see causal_blocks.
-    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share one of k and v. They may
+    Both are accumulated in float32 and returned in it, whatever the dtype of q. The next block
+    travels while this one is computed, even if this rank sees none of it. No argument is modified.
+    visible: [what this rank's queries see of the keys of rank 0, 1, ...]; see causal_blocks.
+    Shape: q (B, H, T/R, D); k, v (B, KV, T/R, D): heads of q may share a head of k and v. They may
         be transposed views, as in a model.
-    Cost: R - 1 messages of k's and v's bytes.
+    Cost: R - 1 messages, each with the bytes of k and v.
     Paper: Liu et al. 2023, Ring Attention (arXiv 2310.01889)
     Lab: 10
     """
@@ -55,10 +55,10 @@ def ring_attention(q, k, v, visible, group=None):
 
 
 def ring_attention_backward(grad_out, q, k, v, out, lse, visible, group=None):
-    """Return (dq, dk, dv) of this rank's q, k and v; out and lse are ring_attention's.
+    """Return (dq, dk, dv), the gradients of q, k and v; out and lse come from ring_attention.
 
-    All three are float32, and added up in float32, whatever the type of q. The arguments stay
-    unchanged. Here blocks need not travel while another one is computed.
+    All three are accumulated in float32 and returned in it, whatever the dtype of q. No argument is
+    modified. Here blocks need not travel during a computation.
     Cost: R - 1 messages with the bytes of k and v, and R with the bytes of their gradients (none
         on one rank).
     Lab: 10

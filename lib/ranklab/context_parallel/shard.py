@@ -18,10 +18,10 @@ def contiguous_shard(tokens, ranks):
 
 
 def zigzag_shard(tokens, ranks):
-    """Give rank r part r and part 2R - 1 - r of 2R equal parts: all ranks have the same work.
+    """Give rank r parts r and 2R - 1 - r of 2R equal parts, so that all ranks have the same work.
 
-    Shape: (R, T/R), each row ascending.
-    Raises: ValueError where 2R does not divide T.
+    Shape: (R, T/R); row r has the positions of rank r's tokens, in ascending order.
+    Raises: ValueError if 2R does not divide T.
     Paper: Llama 3 (arXiv 2407.21783), section 3.3.2
     Lab: 10
     """
@@ -84,8 +84,8 @@ def plan_score(plan, lengths, ranks):
 def shard_documents(lengths, ranks):
     """Return positions (R, T/R) for packed documents of these lengths, with nearly equal work.
 
-    The work of a rank is its number of pairs: a query, and a key of its document up to it. The
-    fullest rank has at most 1.1 times the mean, unless one token alone has too many keys for that.
+    A rank's work is its (query, key) pairs: a query sees its document's tokens up to itself. The
+    rank with most has at most 1.1 times the mean, unless one token has too many keys for that.
     Each token is on one rank; all ranks have the same number of tokens, and few documents are on
     several ranks.
     error  ValueError if the ranks do not divide the tokens

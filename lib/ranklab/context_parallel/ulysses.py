@@ -5,14 +5,14 @@ import torch.distributed as dist
 
 
 def ulysses_attention(q, k, v, attend, group=None):
-    """Return attention over the tokens of all ranks, by attend(q, k, v) on this rank's heads.
+    """Compute attention over the tokens of all ranks, with attend(q, k, v) on this rank's heads.
 
-    attend gets the tokens of rank 0, then the tokens of rank 1, and so on, in the type of q, k, v.
+    attend gets the tokens of rank 0, then those of rank 1, and so on, in the dtype of q, k and v.
     Shape: q (B, H, T/R, D), k and v (B, KV, T/R, D), perhaps transposed views, as in a model;
-        attend's (B, H/R, T, D), (B, KV/R, T, D).
-    Cost: (R-1)/R of the bytes of q, k, v and the result, forward and backward: an all-to-all of
-        each, or of several together.
-    Raises: ValueError if R does not divide H and KV.
+        attend gets (B, H/R, T, D) and (B, KV/R, T, D).
+    Cost: (R-1)/R of the bytes of q, k, v and the result, forward and backward: one all-to-all for
+        each, or for several together.
+    Raises: ValueError if R does not divide both H and KV.
     Paper: Jacobs et al. 2023, DeepSpeed Ulysses (arXiv 2309.14509)
     Lab: 10
     """

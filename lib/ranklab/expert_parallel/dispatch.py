@@ -17,16 +17,16 @@ class Sent(NamedTuple):
 
 
 def dispatch_tokens(x, chosen, n_experts, group=None):
-    """Return (rows, Sent): from the x of all ranks, the rows that chose an expert of this rank.
+    """Send the rows of x to their experts' ranks; return (rows, Sent), the rows for this rank.
 
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
-    they come from, then by their order there. A row that chose several experts here comes several
-    times.
-    First each rank tells every rank how many rows that rank's experts get (`came`).
+    they come from, then by their order on that rank. A row that chose several experts of this rank
+    comes once for each of them.
+    First each rank tells every rank how many rows each of that rank's experts gets (`came`).
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
-    The arguments stay unchanged.
-    Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the type of x.
-    Cost: an all-to-all of E counts, and one of k N rows or fewer; backward the rows again.
+    The arguments are not modified.
+    Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the dtype of x.
+    Cost: an all-to-all of E counts, and one of at most k N rows, which backward repeats.
     Raises: ValueError if R does not divide E.
     Lab: 11
     """
@@ -45,11 +45,11 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
 
 
 def combine_tokens(rows, sent, weights, group=None):
-    """Return for each token the sum of weight times output over its experts, (N, C) in float32.
+    """Send `rows`, the experts' outputs, back; return each token's weighted sum, (N, C) in float32.
 
     A token without an expert gets zeros.
     Shape: rows (n, C), in the order of dispatch_tokens; weights (N, k).
-    Cost: an all-to-all of the rows; backward again.
+    Cost: an all-to-all of the rows in forward, and one in backward.
     Lab: 11
     """
     k = weights.shape[1]

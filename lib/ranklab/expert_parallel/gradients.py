@@ -7,11 +7,11 @@ import torch.distributed as dist
 def expert_gradients(shared, experts, own, group=None):
     """Give each parameter the gradient of the mean loss over all ranks' tokens.
 
-    Before, backward has left the gradients of each rank's mean loss over its own tokens; all ranks
-    have equally many. An expert's gradient already has all tokens that came to this rank. What is
-    missing is on the other ranks of `own`, and the sum is divided by the number of *all* ranks.
-    shared, experts: lists of parameters of any type; one without a gradient counts as zeros.
-    own: the group of the ranks that hold the same experts; perhaps this rank alone.
+    Before the call, backward has left the gradients of each rank's mean loss over its own tokens;
+    all ranks have the same number of tokens. An expert's gradient already covers all tokens sent to
+    this rank. Sum it over the ranks of `own`, and divide the sum by the number of *all* ranks.
+    shared, experts: lists of parameters of any dtype; one without a gradient counts as zeros.
+    own: the group of the ranks that hold the same experts, perhaps this rank only.
     Cost: at most an all-reduce of each gradient: an expert's over `own`, the others over `group`.
     Lab: 11
     """

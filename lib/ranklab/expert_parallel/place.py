@@ -6,12 +6,12 @@ import torch
 def place_experts(chosen, n_experts, ranks, slots, per_node):
     """Place experts on ranks: return [[experts of rank 0], [experts of rank 1], ...].
 
-    Each rank has `slots` entries, and each expert has at least one slot. The slots of an expert
-    share its load.
-    The fullest rank has little more than the mean load, and tokens must reach few nodes besides
+    Each list has `slots` entries, and each expert is in at least one of them. If an expert has
+    several slots, they share its load.
+    The busiest rank has little more than the mean load, and tokens must reach few nodes besides
     their own.
-    chosen: (N, k), a trace.
-    per_node: ranks of a node, which share NVLink.
+    chosen: (N, k), a trace of routing.
+    per_node: the number of ranks in a node, which share NVLink.
     Raises: ValueError if there are fewer slots than experts.
     Source: DeepSeek's EPLB, https://github.com/deepseek-ai/EPLB: copies first, then packing
     Lab: 11

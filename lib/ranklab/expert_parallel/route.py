@@ -12,13 +12,13 @@ import torch
 def top_k_route(logits, k, renormalize=True, bias=None):
     """Return (chosen, weights): the k best experts of each token, best first, and their weights.
 
-    The best experts have the largest logits; with a bias, the largest probability + bias. Of equals
-    the first counts as better.
+    The best experts have the largest logits; with a bias, the largest probability + bias. Of equal
+    ones, the one with the lowest number comes first.
     Shape: logits (..., E); chosen (..., k), int64; weights (..., k), float32.
-    renormalize: the weights of a token add up to 1: the softmax goes over its k experts (Mixtral).
-        False: it goes over all E, and the k weights stay as they are (Switch).
-    bias: (E,), added to the probabilities of all E to choose experts, and nowhere else (DeepSeek-V3
-        adds it to sigmoids).
+    renormalize: if True, a token's weights add up to 1, by a softmax over its k experts (Mixtral).
+        If False, the softmax is over all E, and its k weights are not rescaled (Switch).
+    bias: (E,), added to the probabilities of all E, only to choose experts, not to weight them
+        (DeepSeek-V3 adds it to sigmoids).
     Raises: ValueError if k is not between 1 and E.
     Lab: 11
     """
@@ -38,10 +38,10 @@ def expert_slots(tokens, n_experts, k, factor):
 
 
 def capacity(chosen, n_experts, factor):
-    """Return a copy of `chosen`, with -1 wherever an expert has no room.
+    """Return a copy of `chosen`, with -1 wherever an expert has no room left.
 
-    In each sequence an expert takes expert_slots(T, n_experts, k, factor) tokens. All first choices
-    come before all second ones; among each, early tokens come first.
+    In each sequence an expert takes at most expert_slots(T, n_experts, k, factor) tokens: all first
+    choices before all second ones, and within each of these, earlier tokens first.
     Shape: chosen (..., T, k).
     Paper: Lepikhin et al. 2020, GShard (arXiv 2006.16668)
     Lab: 11
@@ -55,12 +55,12 @@ def capacity(chosen, n_experts, factor):
 
 
 def load_balance_loss(logits, chosen):
-    """Return the loss of uneven loads: E times the sum of f_e P_e, in each sequence.
+    """Return the load-balancing loss of each sequence: E times the sum of f_e P_e over all experts.
 
-    f_e is the part of all choices that fell on expert e (a count, without a gradient), and P_e is
-    the mean probability that the router gave it. Even loads have 1.
-    Count what is in `chosen`: where a bias chooses, these are not the k largest logits.
-    Shape: logits (..., T, E), chosen (..., T, k), before any is dropped; the result (...), float32.
+    f_e is the fraction of all choices that fell on expert e (a count, without a gradient), and P_e
+    is the mean probability that the router gave it. Even loads give a loss of 1.
+    Count the choices in `chosen`: with a bias, these are not the k largest logits.
+    Shape: logits (..., T, E); chosen (..., T, k), before any is dropped; the result (...), float32.
     Paper: Fedus et al. 2021, Switch Transformers, equations 4 to 6 (arXiv 2101.03961)
     Lab: 11
     """

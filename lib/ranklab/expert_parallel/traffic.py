@@ -6,13 +6,13 @@ from ranklab.models.gpt import count_parameters
 
 
 def moe_traffic(counts, row_bytes):
-    """Return the bytes that rank r sends rank s in a layer, forward and backward: (R, R), int64.
+    """Return the bytes that rank r sends to rank s in a layer, forward and backward: (R, R), int64.
 
-    A row goes there and comes back, and in backward its gradients travel both ways again. What
-    stays on its rank is no traffic. (The counts that ranks tell each other are left out.)
-    counts: (R, E), whole numbers of any type, perhaps a view: how many rows of rank r chose
-        expert e; rank 0 has the first E/R experts, ...
-    row_bytes: of one row: C numbers.
+    A row travels to its expert and back, and in backward its gradient takes both ways again. Rows
+    that stay on their rank are not traffic. (The counts that ranks exchange are left out.)
+    counts: (R, E), integers of any dtype, perhaps a view: how many rows of rank r chose expert e;
+        rank 0 has the first E/R experts, and so on.
+    row_bytes: bytes of one row of C numbers.
     Raises: ValueError if R does not divide E.
     Lab: 11
     """

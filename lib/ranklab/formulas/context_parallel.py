@@ -4,10 +4,10 @@
 def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, keeps_scores=False):
     """Count the bytes that attention keeps for backward, on each rank that shares a sequence.
 
-    These are q, k, v, the result, and a float32 for each query and head. With keeps_scores it is
-    plain attention: q, k, v, and the probabilities of all pairs of tokens, on one rank only.
-    element  bytes of a number: 2 for bf16
-    error    ValueError if the ranks do not divide the tokens, and for scores on several ranks
+    These are q, k, v, the output, and a float32 for each query and head. With keeps_scores, count
+    plain attention on one rank: q, k, v, and in each head the probabilities of all token pairs.
+    element  bytes per number: 2 for bf16
+    error    ValueError if the ranks do not divide the tokens, or for keeps_scores on several ranks
     lab      10
     """
     if tokens % ranks:

@@ -10,15 +10,15 @@ OPT_HOURS = 12 * 124  # node-hours per lost machine; OPT-175B: 124 nodes, 2 lost
 
 
 def optimal_interval(checkpoint_seconds, mean_seconds):
-    """Return the seconds of work between two checkpoints that lose the least time.
+    """Return the seconds of work between two checkpoints that waste the least time.
 
-    checkpoint_seconds: the job stops for this long while it saves.
+    checkpoint_seconds: the time for which the job stops to save.
     mean_seconds: mean time between failures, which come at random, whatever the job does and
         however long ago the last one was.
     Both may be far below a second, so the result is not rounded.
     Raises: ValueError if one of them is not above 0.
     Paper: Daly, FGCS 22 (2006), the higher order: about 2 C / 3 less than Young's sqrt(2 C M), CACM
-        17 (1974). At most 2% off the best if a checkpoint takes up to M, or 3 M and more
+        17 (1974). At most 2% worse than the best if a checkpoint takes at most M, or at least 3 M.
     Lab: 14
     """
     if min(checkpoint_seconds, mean_seconds) <= 0:
@@ -32,12 +32,12 @@ def optimal_interval(checkpoint_seconds, mean_seconds):
 
 
 def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
-    """Return the expected share of the time that is useful work, in a long run.
+    """Return the expected fraction of the time that is useful work, in a long run.
 
-    Failures come at random, also while the job saves or restarts. The work since the last whole
+    Failures come at random, even while the job saves or restarts. The work since the last complete
     checkpoint is lost, and each failure costs a restart.
-    The result is exact. It is 0.0 if the share is too small for a float, because then the run never
-    gets anything done.
+    The result is exact. It is 0.0 if the fraction is too small for a float, because such a run
+    never gets anything done.
     interval: seconds of work between two checkpoints.
     Raises: ValueError if interval or mean_seconds is not above 0.
     Paper: Daly, FGCS 22 (2006), the complete cost function

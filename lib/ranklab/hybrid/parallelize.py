@@ -9,15 +9,15 @@ from ranklab.tensor_parallel.plan import TPConfig, parallel_gpt
 
 
 def parallelize(model, hybrid):
-    """Leave in `model`, a GPT, only this rank's part, which trains with the other ranks; return it.
+    """Reduce `model`, a GPT, to this rank's part, which trains with the other ranks; return it.
 
-    Each step sees what the step before has left:
-    1. pipeline: the rank keeps its layers, so it need not split the others
+    Each step works on what the previous step has left:
+    1. pipeline: the rank keeps only its layers, so it need not split the others
     2. tensor: it keeps its part of each layer; norms see only its tokens
-    3. memory: a model on the meta device gets weights, but never more than stay on this rank
-    4. checkpointing: each block computes its activations again, and sends step 2's messages again
+    3. memory: a model on the meta device gets weights, but only those that stay on this rank
+    4. checkpointing: each block recomputes its activations, and sends step 2's messages again
     5. stages: the blocks of a stage run together
-    6. data: what is left after 1 and 2 has its gradients averaged, or its states sharded
+    6. data: average the gradients, or shard the states, of the parameters left after 1 and 2
     lab  12
     """
     layout = hybrid.layout

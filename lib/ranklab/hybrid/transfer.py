@@ -14,20 +14,20 @@ from ranklab.checkpoint.reshard import overlap
 
 
 def transfer_weights(pieces, held, wanted, group=None):
-    """Fill the generators' pieces with the trainers' weights; each number goes straight there.
+    """Fill the generators' pieces with the trainers' weights, each number sent directly.
 
     Collective: all ranks of the group call it, trainers and generators.
     pieces: this rank's Pieces. A trainer's are read, a generator's are filled in place.
-    held, wanted: the map, the same on all ranks: for each rank of the group the list of its Pieces,
-        with tensors on `meta`, shapes and types without numbers. held[r] is empty for a generator,
+    held, wanted: the map, the same on all ranks: for each rank of the group a list of its Pieces,
+        whose tensors are on `meta`: shapes and dtypes only. held[r] is empty for a generator, and
         wanted[r] for a trainer; on rank r, pieces[i] is held[r][i] or wanted[r][i].
         Boxes of two trainers are equal (replicas), or share no numbers.
-    Numbers travel in the generator's type; the trainer's may be wider.
+    Numbers travel in the generator's dtype; the trainer's may be wider.
     On NCCL a new group needs one collective of all its ranks first (batch_isend_irecv, torch 2.13).
-    Replicas share the sending: what a generator needs of a box, each of its k holders sends a k-th
-        of, rounded up to rows.
+    Replicas share the sending: each of the k holders of a box sends a k-th of the part that a
+        generator needs, rounded up to rows.
     Raises: ValueError on every rank, before anything is sent, if a generator needs numbers that no
-        trainer holds; it says the piece's name.
+        trainer holds; the message names the piece.
     Cost: a generator receives each number of its pieces once, a trainer receives nothing.
     Lab: 12
     """

@@ -114,19 +114,19 @@ class ScheduleRunner:
 
 
 class PipelineExecutor(ScheduleRunner):
-    """Run any schedule, with the losses and gradients of one process.
+    """Run any schedule; its losses and gradients equal those of one process.
 
-    send and receive only start a message. take_activations() and take_gradients() wait for it,
-    right where it is needed, because a rank that waits earlier loses time in which it could
+    send and receive only start a message. take_activations() and take_gradients() wait for it, just
+    before it is needed, because a rank that waits earlier loses time in which it could
     compute.
-    Cost: a message for each micro-batch between stages that are on different ranks, each way;
-        a micro-batch's activations are kept from its forward to its backward, and without
-        gradients not at all.
+    Cost: a message for each micro-batch between stages that are on different ranks, each way.
+        A micro-batch's activations are kept from its forward to its backward; if gradients are
+        disabled, they are not kept at all.
     Lab: 09
     """
 
     def forward(self, action):
-        """Compute the stage's output, for the next stage or as a loss."""
+        """Compute the stage's output: keep it for the next stage, or add it to self.loss."""
         _, stage, m = action
         x, targets = self.pieces[m]
         if stage:
@@ -140,7 +140,7 @@ class PipelineExecutor(ScheduleRunner):
             self.activations_out[stage, m] = y.detach()
 
     def backward(self, action):
-        """Add up the gradients of the stage's weights; compute the gradient of its input."""
+        """Accumulate the gradients of the stage's weights; compute the gradient of its input."""
         _, stage, m = action
         x, y = self.activations.pop((stage, m))
         if stage == self.last:
@@ -153,14 +153,14 @@ class PipelineExecutor(ScheduleRunner):
             self.gradients_out[stage, m] = x.grad
 
     def send(self, message):
-        """Start sending the stage's output (SF), or the gradient of its input (SB)."""
+        """Start sending the stage's output (SF) or its input's gradient (SB); do not wait."""
         kind, stage, m, peer = message
         source = self.activations_out if kind == "SF" else self.gradients_out
         tensor = source.pop((stage, m)).contiguous()
         self.sends.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor))
 
     def receive(self, message):
-        """Start receiving the stage's input (RF), or the gradient of its output (RB)."""
+        """Start receiving the stage's input (RF) or its output's gradient (RB); do not wait."""
         kind, stage, m, peer = message
         target = self.activations_in if kind == "RF" else self.gradients_in
         tensor = self.new_hidden(self.pieces[m][0])

@@ -23,10 +23,10 @@ def pipedream_schedule(stages, micro_batches):
 
 
 def stale_weights(schedule, stash=True):
-    """Number the version of its stage's weights that each action uses; each B makes the next one.
+    """Return which version of its stage's weights each action uses; each B makes the next version.
 
     The first version is 0. With stash, B uses the weights that its own F used: a copy is kept for
-    each micro-batch in flight. Without it, B uses the newest, and its gradient belongs to no
+    each micro-batch in flight. Without it, B uses the newest ones, and its gradient belongs to no
     version at all.
     Returns: {action: version}.
     Lab: 09

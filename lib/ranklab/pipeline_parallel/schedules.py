@@ -8,10 +8,10 @@ from ranklab.pipeline_parallel.actions import Action, check_counts
 
 
 def gpipe_schedule(stages, micro_batches):
-    """Make a schedule of all forwards, then all backwards, both in order of micro-batches.
+    """Make a schedule in which each rank does all its forwards, then all its backwards.
 
-    Simple, but every micro-batch's activations are in memory at once.
-    Raises: ValueError for less than one stage or micro-batch.
+    Both are in the order of the micro-batches, whose activations are all in memory at once.
+    Raises: ValueError if there is less than one stage or micro-batch.
     Paper: Huang et al. 2019, GPipe
     Lab: 09
     """
@@ -25,12 +25,12 @@ def gpipe_schedule(stages, micro_batches):
 
 
 def one_f_one_b_schedule(stages, micro_batches):
-    """Make a schedule of warm-up forwards, then one forward and one backward in turn.
+    """Make a schedule of some forwards on each rank, then one forward and one backward in turn.
 
-    So a rank never holds more micro-batches than there are stages after it, plus one.
-    The bubble is GPipe's, but memory no longer grows with the number of micro-batches.
-    Forwards and backwards are both in order of micro-batches.
-    Raises: ValueError for less than one stage or micro-batch.
+    Rank s never holds more than stages - s micro-batches.
+    The bubble is as large as GPipe's, but memory does not grow with the number of micro-batches.
+    Forwards and backwards are each in the order of the micro-batches.
+    Raises: ValueError if there is less than one stage or micro-batch.
     Paper: Narayanan et al. 2021, PipeDream-Flush
     Lab: 09
     """
@@ -47,14 +47,14 @@ def one_f_one_b_schedule(stages, micro_batches):
 
 
 def interleaved_schedule(ranks, micro_batches, virtual):
-    """Make 1F1B in rounds of ranks * virtual stages; rank r has stages r, r + ranks, ...
+    """Make 1F1B over ranks * virtual stages, in rounds; rank r has stages r, r + ranks, ...
 
-    A round is `ranks` micro-batches: they pass the rank's first stage, then its second, and so on;
-    in backward the last stage comes first. Each stage takes the micro-batches in their order.
-    Even if messages take time, ranks are idle only at the ends.
+    In a round, `ranks` micro-batches pass a rank's first stage, then its second, and so on; in
+    backward its last stage comes first. Each stage takes the micro-batches in order.
+    Even if messages take time, ranks are idle only while the pipeline fills and drains.
     Cost: a message for each stage and micro-batch, `virtual` times as many as in 1F1B.
     Raises: ValueError if micro_batches is not a multiple of ranks, because a round would have
-        holes; or if one of the three is below 1.
+        gaps; or if one of the three is below 1.
     Paper: Narayanan et al. 2021, Megatron-LM, section 2.2
     Lab: 09
     """
@@ -79,11 +79,11 @@ def interleaved_schedule(ranks, micro_batches, virtual):
 
 
 def zero_bubble_schedule(stages, micro_batches):
-    """Make 1F1B's schedule with I for each B, and each W as late as memory allows.
+    """Make 1F1B's schedule with an I for each B, and each W as late as memory allows.
 
-    Rank s has stage s. It has s fewer micro-batches on their way than stage 0, so it can keep s
-    others until their W: all ranks hold at most what rank 0 holds in 1F1B.
-    The W that wait longest are done at the end, while the other ranks' last I are still to come.
+    Rank s has stage s. It has s fewer micro-batches in flight than stage 0, so it can keep s more
+    until their W: all ranks hold at most what rank 0 holds in 1F1B.
+    The last W of a rank run at the end, while the other ranks' last I are still to come.
     Paper: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
     Lab: 09
     """

@@ -40,12 +40,12 @@ def simulate(schedule, forward=1, backward=2, input_gradient=1, weight_gradient=
 
 
 def bubble_fraction(spans, flush=True):
-    """Return the share of the ranks' time in which they do nothing: 0.2 for a fifth.
+    """Return the fraction of the ranks' time in which they are idle: 0.2 for a fifth.
 
     Every rank's time runs from the first start on any rank to the last end on any rank. Without a
     flush each rank goes on to the next batch when it is done. Then its time runs from its own first
-    start to its own last end, and the longest of these counts for all. Papers on zero bubble count
-    like this.
+    start to its own last end, and the longest of these counts for all ranks. Papers on zero-bubble
+    schedules count like this.
     Lab: 09
     """
     ranks = {span.rank for span in spans}
@@ -56,10 +56,10 @@ def bubble_fraction(spans, flush=True):
 
 
 def in_flight_activations(schedule):
-    """Count, for each rank, how many activations it holds at most, by stage and micro-batch.
+    """Return, for each rank, the most activations that it holds at once, by stage and micro-batch.
 
-    They are held from F until B is done, or W, if B is in two halves. (I already frees some of
-    them. How many depends on the model, so they are counted whole.)
+    They are held from F until B is done, or until W is done if B is split into I and W. (I already
+    frees some of them. How many depends on the model, so all are counted.)
     Lab: 09
     """
     peaks = []

@@ -16,9 +16,9 @@ def split_stages(costs, stages):
     """Split the layers into stages, in order, so that the largest sum of costs is smallest.
 
     Every stage has at least one layer. The slowest stage sets the pace of all.
-    costs: one for each layer, in any unit; embedding and head are layers as well.
-    Returns: a range of layers for each stage.
-    Raises: ValueError for fewer layers than stages, or no stage.
+    costs: one for each layer, in any unit; the embedding and the head are layers as well.
+    Returns: a list with a range of layers for each stage.
+    Raises: ValueError if there are fewer layers than stages, or no stages.
     Lab: 09
     """
     if not 1 <= stages <= len(costs):
@@ -88,13 +88,13 @@ def materialize(model, device, draw=normal_by_name):
 
 
 def tied_embedding_sync(copies, other, group=None):
-    """Replace the gradient of each copy by the sum of its gradients here and on the rank `other`.
+    """Replace each copy's gradient with its sum over this rank and the rank `other`.
 
     Both ranks call it after all backwards of a step. They have the same weights and get the same
     bits, so they also have the same weights after the step.
     copies: parameters that the rank `other` of the group holds as well, in the same order; empty on
-        a rank that has neither the embedding nor the head, whatever `other` is there.
-    Cost: each of the two ranks sends one message for each copy, its gradient.
+        a rank that has neither the embedding nor the head, where `other` is ignored.
+    Cost: each of the two ranks sends one message for each copy, its own gradient.
     Paper: Narayanan et al. 2021, Megatron-LM, has a group of the two and an all-reduce
     Lab: 12
     """

@@ -11,20 +11,20 @@ from ranklab.planner.step import step_time
 
 
 def choose_layout(job, gpus, machine):
-    """Return (Layout, micro_batch), the fastest of all that are legal and fit.
+    """Return (Layout, micro_batch): the fastest of all that are legal and fit.
 
     seconds  step_time(model, plan, machine).total, with model_of(job.config), and plan_of(job,
              layout) of a job with this micro_batch
     legal    - dp * tp * pp is gpus
-             - tp divides the heads, and machine.node: it stays inside a node
-             - with sequence_parallel tp divides n_ctx
+             - tp divides the heads and machine.node, so that it stays inside a node
+             - with sequence_parallel, tp divides n_ctx
              - dp * micro_batch divides the batch
              - virtual is 1, 2 or 4; above 1, pp is 2 or more, and the number of micro-batches of
                a pipeline is a multiple of pp
              - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError if no layout fits; it says how many GB the smallest one needs
+    error    ValueError if no layout fits; its message gives the GB that the smallest one needs
     lab      12
     """
     model, candidates, needs = model_of(job.config), [], []

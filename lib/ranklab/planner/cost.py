@@ -8,10 +8,10 @@ DAY = 86400
 
 
 def cost_per_token(model, sequence, machine, mfu, price):
-    """Return the dollars to train on one token, at this MFU, on one of these GPUs or on many.
+    """Return the dollars that a training token costs at this MFU, on one of these GPUs or many.
 
-    mfu    of machine.peak_flops; model.flops_per_token has all FLOPs of a token
-    price  dollars of a GPU for an hour
+    mfu    fraction of machine.peak_flops; model.flops_per_token has all FLOPs of a token
+    price  dollars per GPU and hour
     error  ValueError if the MFU is 0 or less, or more than 1
     lab    13
     """

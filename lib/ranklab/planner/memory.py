@@ -55,11 +55,11 @@ class GpuMemory:
 
 
 def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
-    """Return the GpuMemory of the pipeline rank that holds most.
+    """Return the GpuMemory of the pipeline rank that holds the most.
 
     states       sharded over plan.sharders, but experts over the ranks with the same experts
     activations  of the layers of a stage, for each micro-batch in flight; with recompute also what
-                 one layer keeps when it runs again without recomputation, and the same again for
+                 one layer keeps when it runs again without recomputation, and as much again for
                  the gradients
     logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12
                  bytes with torch's own loss, whose gradient is in float32

@@ -12,14 +12,14 @@ from ranklab.planner.score import quantile
 def rough_step_seconds(model, plan, machine):
     """Return the seconds of a step by a rule of thumb: FLOPs, one efficiency, a bubble.
 
-    FLOPs       model.flops_per_token(plan.sequence) for each token of the batch, shared by all
-                GPUs; with forwards=2 if plan.recompute is "full"
-    efficiency  the part of machine.peak_flops that a busy GPU reaches: one number for all runs,
-                which you choose
-    bubble      on top of the busy time, (P - 1) / (v M) of it: plan.pp stages, plan.virtual,
+    FLOPs       model.flops_per_token(plan.sequence) for each token of the batch, divided among
+                all GPUs; with forwards=2 if plan.recompute is "full"
+    efficiency  the fraction of machine.peak_flops that a busy GPU reaches: one number for all
+                runs, which you choose
+    bubble      (P - 1) / (v M) of the busy time, in addition to it: plan.pp stages, plan.virtual,
                 plan.micro_batches (lab 09)
-    Half of the published runs of dense models in bf16 must be within 15%. More terms are welcome,
-    if each of the rules above still holds within 10%.
+    It must be within 15% for half of the published runs of dense models in bf16. More terms are
+    welcome, as long as each of the rules above still holds within 10%.
     lab         13
     """
     efficiency = 0.52  # the best for these runs, found by trying; 0.48 to 0.57 are nearly as good

@@ -6,12 +6,12 @@ from ranklab.planner.step import step_time
 
 
 def scaling_curve(model, plan, machine, counts, weak=False):
-    """Return [(GPUs, tokens/s of all, efficiency)]: the plan with other numbers of data ranks.
+    """Return [(GPUs, tokens/s of all, efficiency)] of the plan with other numbers of data ranks.
 
-    Everything else of the plan stays: recompute, offload, precision, ...
-    efficiency  tokens/s of a GPU, divided by its tokens/s at the first of `counts`
-    weak        True: each pipeline keeps its micro-batches, and the batch grows; False: the batch
-                stays, and each pipeline has fewer micro-batches
+    Everything else in the plan stays the same: recompute, offload, precision, ...
+    efficiency  tokens/s per GPU, divided by the tokens/s per GPU at the first of `counts`
+    weak        True: each pipeline keeps its number of micro-batches, and the batch grows; False:
+                the batch stays the same, and each pipeline has fewer micro-batches
     error       ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
                 divide the batch
     lab         13

@@ -41,12 +41,12 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
                    reserve=RESERVE):
     """Return [Found]: every layout of these tools that fits in a GPU, the fastest first.
 
-    batch    sequences of a step, over all GPUs
+    batch    sequences per step, over all GPUs
     watch    shows progress: for plan in watch(plans)
-    reserve  the share of machine.memory_bytes that stays free: a plan fits if it needs at most the
-             rest
-    error    NoLayout, a ValueError, if no layout fits; it says how many GB the smallest one needs.
-             Also where the tools have no layout at all for these GPUs and this batch
+    reserve  the fraction of machine.memory_bytes that stays free: a plan fits if it needs at most
+             the rest
+    error    NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
+             one needs. Also if the tools have no layout at all for these GPUs and this batch
     lab      13
     """
     candidates, least = [], None

@@ -139,9 +139,9 @@ def bubble_part(model, plan, machine, c=CONSTANTS):
 def step_time(model, plan, machine, constants=CONSTANTS):
     """Return the Step of this plan on the average GPU: parts in seconds that add up to its total.
 
-    A GPU computes its share of the layers for each micro-batch; the head is the last stage's.
+    A GPU computes its share of the layers for each micro-batch; the last stage also has the head.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
-    optimizer  with gradients once a step, as far as one micro-batch's work does not hide them
+    data, optimizer  once a step; the work of one micro-batch hides some of data
     lab        13
     """
     c, M, P = constants, plan.micro_batches, plan.pp

@@ -19,12 +19,12 @@ from ranklab.engine import device
 def silent_corruption(parameters, group=None):
     """Return {name: [rank, ...]} of the parameters whose bits are not equal on all ranks.
 
-    The list names the ranks that differ from the majority. If no more than half of the ranks are
-    equal, as when two ranks differ, it is []: nobody knows which one is right.
+    The list has the ranks that differ from the majority. If at most half of the ranks are equal, as
+    when two ranks differ, it is [], because nobody knows which one is right.
     The result is the same on every rank, and {} if all bits are equal.
-    parameters: {name: tensor}, the same names in the same order on all ranks; of any types, also
-        with NaN, strided or empty.
-    Cost: one all-gather in all, with 8 bytes for each parameter; the tensors are not sent.
+    parameters: {name: tensor}, the same names in the same order on all ranks. Tensors may have any
+        dtype, contain NaN, and be strided or empty.
+    Cost: one all-gather in total, of 8 bytes for each parameter; the tensors are not sent.
     Lab: 14
     """
     marks = []

@@ -9,15 +9,15 @@ from ranklab.ranks import shard_range
 def elastic_batch(batch, ranks, micro_batch):
     """Return the micro-batches of one step: [[(positions, weight), ...] of rank 0, of rank 1, ...].
 
-    Each position 0 .. batch-1 of the global batch appears once. Multiply the gradient of each
-    micro-batch's mean loss by its weight and add them all up, over all ranks: this is the gradient
-    of the mean over the whole batch.
-    positions: a range; at most `micro_batch` of them.
+    Each position 0 .. batch-1 of the global batch appears once. The gradients of the micro-batches'
+    mean losses, each multiplied by its weight, add up over all ranks to the gradient of the mean
+    loss over the whole batch.
+    positions: a range of at most `micro_batch` positions.
     weight: a float.
     All ranks have the same number of micro-batches, because sharded models communicate in each one,
-    and that number is as small as possible. The ranks' shares differ by one position at most. If
+    and that number is as small as possible. The ranks' shares differ by at most one position. If
     nothing is left for a rank, its micro-batch is empty and has weight 0.
-    Raises: ValueError if a number is below 1.
+    Raises: ValueError if an argument is below 1.
     Lab: 14
     """
     if min(batch, ranks, micro_batch) < 1:

@@ -82,13 +82,13 @@ def health_check(probe, group=None, slow=3.0):
     """Measure all ranks and the links of their ring; return the same Health on every rank.
 
     A link is as slow as the slower of its two measurements. Two ranks have one link, one has none.
-    probe: a Probe, or anything with its three methods: product() -> (right?, seconds), memory() ->
-        right?, message(partner, group) -> seconds, which both ranks of a link call.
+    probe: a Probe, or any object with its three methods: product() -> (right?, seconds), memory()
+        -> right?, message(partner, group) -> seconds, which both ranks of a link call.
     slow: a product is slow if it takes more than this many times as long as on the fastest rank,
         and a message if it takes more than this many times as long as on the fastest link.
-    Cost: product and memory once on each rank, and one message for each link. A rank talks to one
-        other at a time, and at most 3 messages follow each other, however many ranks there are.
-        Then one all-gather of 4 numbers.
+    Cost: one product() and one memory() on each rank, and one message() on each link. A rank talks
+        to one other at a time, and at most 3 messages follow one another, however many ranks there
+        are. Then one all-gather of 4 numbers.
     Lab: 14
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)

@@ -11,9 +11,9 @@ def recovery_policy(state):
     """Decide what the job does after an event: State -> Decision.
 
     It is called at the start and at each event, and keeps nothing between calls.
-    Its score, by run_policy, is the useful work for each node-second that is paid for. The check
-    wants a share of an oracle's score: the `reach` of each of REGIMES, on other traces than the
-    lab's.
+    Its score, by run_policy, is the useful work per node-second that is paid for. In each of
+    REGIMES it must be at least the share `reach` of an oracle's score, on traces different from
+    those in the lab.
     Lab: 14
     """
     job, now = state.job, state.running

@@ -69,13 +69,13 @@ class Run:
 
 
 def resume_exact(run, saved=None):
-    """Return all that the Run needs to go on from this moment, or put it back to `saved`.
+    """Return all that the Run needs to resume from this moment, or put it back to `saved`.
 
     Without `saved`: change nothing. The result can be pickled, and later steps do not change it.
     With `saved`, which an earlier call returned: put the run back to that moment. Its next steps
-    are bit-equal to the steps that followed it, also in a fresh process. A run can be put back to
+    are bit-equal to the steps that followed it, even in a fresh process. A run can be put back to
     it any number of times.
-    Run and Loader are given: look there for all that changes in a step.
+    Run and Loader are given: look there for everything that changes in a step.
     Lab: 14
     """
     parts, loader = (run.model, run.optimizer, run.scheduler), run.loader

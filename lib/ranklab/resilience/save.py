@@ -11,17 +11,17 @@ import torch
 
 
 def atomic_save(state, path):
-    """Save `state` at `path`, for torch.load; at any moment the file is the old one or the new.
+    """Save `state` at `path` for torch.load; the file there is always the old one or the new one.
 
-    This holds when the process is killed in the middle, and when the power fails: the bytes are on
-    the disk (os.fsync) before the name changes, and then so is the new name (os.fsync of the
-    folder).
+    This holds even if the process is killed during the save, or the power fails: the bytes are on
+    the disk (os.fsync) before the name changes, and then the new name is on the disk as well
+    (os.fsync of the folder).
     Write in the folder of `path`, because another folder may be on another disk.
-    After a save nothing else is left there, not even the rest of an earlier save that was killed,
+    After a save no temporary file is left there, not even from an earlier save that was killed,
     and no file is open.
-    One process at a time saves to a path. Others may save to other paths of the same folder.
-    path: a str or a Path, also "name.pt" alone.
-    Raises: the error of a full disk, or of a state that can't be pickled; the folder is as it was.
+    One process at a time saves to a path. Others may save to other paths in the same folder.
+    path: a str or a Path, perhaps only "name.pt".
+    Raises: the error of a full disk, or of a state that can't be pickled; the folder is as before.
     Lab: 14
     """
     path = Path(path)

@@ -6,14 +6,14 @@ are equal, because the fast ones have waited in it.
 
 
 def find_straggler(seconds, threshold=1.2, recent=32):
-    """Return the ranks that are slow now, the slowest first; [] if there is none.
+    """Return the ranks that are slow now, the slowest first; [] if there are none.
 
-    A rank is slow if it takes more than `threshold` times as long as is usual among the ranks of
-    the same step, in more than half of the last `recent` steps. So there is no alarm for noise, for
-    a pause now and then (garbage collection, a checkpoint), or for a step in which all ranks are
+    A rank is slow if it takes more than `threshold` times as long as a typical rank in the same
+    step, in more than half of the last `recent` steps. So there is no alarm for noise, for an
+    occasional pause (garbage collection, a checkpoint), or for a step in which all ranks are
     slow.
     At most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
-    seconds: (steps, ranks), until the rank reached the collective of the step; not changed.
+    seconds: (steps, ranks), each rank's time until it reached the step's collective; not modified.
     Raises: ValueError if `seconds` does not have two dimensions, or is empty.
     Lab: 14
     """

@@ -40,12 +40,12 @@ class PackedStream:
     the tokens k * window to (k + 1) * window of the stream: it may hold the end of one document,
     or of one epoch, and the beginning of the next. So each epoch has each token once.
     Step s has the windows s * batch to (s + 1) * batch, whatever the number of ranks. The ranks'
-    shares differ by one window at most; ranks are at most `batch`.
+    shares differ by at most one window. There are at most `batch` ranks.
     documents: Documents; some may be empty, some longer than many windows.
-    window: the tokens of a window, T + 1. batch: the windows of a step, over all ranks.
-    Cost: nothing is sent. A rank reads a document once for each of its windows that needs it, or
-        less often, and no other documents, after a resume too. Random numbers of torch, NumPy and
-        Python stay as they are.
+    window: the number of tokens in a window, T + 1. batch: windows per step, over all ranks.
+    Cost: nothing is sent. A rank reads a document at most once for each of its windows that needs
+        it, and no other documents, even after a resume. The random states of torch, NumPy and
+        Python are not changed.
     Lab: 14
     """
 
@@ -55,7 +55,7 @@ class PackedStream:
         self.total, self.cached = sum(documents.lengths), {}
 
     def next(self):
-        """Return this rank's windows of the next step: (number of them, window), int64."""
+        """Return this rank's windows of the next step: (number of windows, window), int64."""
         rows, first = shard_range(self.batch, self.rank, self.ranks), self.step * self.batch
         self.step += 1
         return torch.stack([self._window(first + row) for row in rows])
@@ -63,14 +63,14 @@ class PackedStream:
     def state_dict(self):
         """Return what load_state_dict needs; change nothing.
 
-        JSON can hold it, in at most 100 bytes. It is the same on all ranks, which write it once.
+        As JSON it has at most 100 bytes. It is the same on all ranks, so it is written only once.
         """
         return {"step": self.step}
 
     def load_state_dict(self, state):
-        """Go on after the step in which `state` was taken, by any number of ranks.
+        """Continue after the step at which `state` was taken, with any number of ranks.
 
-        Documents, window, batch and seed are as they were. This stream may have moved before.
+        Documents, window, batch and seed are as they were. This stream may have advanced before.
         """
         self.step = state["step"]
 

@@ -14,11 +14,11 @@ from ranklab.tensor_parallel.split import ShardSpec, take
 
 
 def parallel_attention(attention, group=None, enter=copy_to_region, leave=reduce_from_region):
-    """Change `attention` in place to compute this rank's heads; return it.
+    """Make `attention` compute only this rank's heads, in place; return it.
 
     Its children q, k, v and out are nn.Linear, and its head_size is D. Each rank has H/tp heads of
-    q, in rank order, and the heads of k and v that they need: with grouped queries, H/KV heads of q
-    share one. x enters once for all three.
+    q, in rank order, and the heads of k and v that these need: with grouped queries, H/KV heads of
+    q share one head of k and v. x enters the region once, for q, k and v together.
     Cost: what enter and leave send; if the ranks do not divide KV, also an all-reduce of k's and
         of v's gradients in backward.
     Raises: ValueError if the ranks do not divide H, or KV does not divide H.

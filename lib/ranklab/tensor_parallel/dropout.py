@@ -17,11 +17,11 @@ SPREAD = 1_000_003  # runs with adjacent seeds share no rank's seed, up to this 
 
 
 def dropout_seeds(seed, data_rank, tensor_rank, tensor_ranks):
-    """Return (shared, own): the seed for tensors that all ranks hold, and the seed for the rest.
+    """Return (shared, own): the seed for tensors that all tensor ranks hold, and one for the rest.
 
     shared is the same on all tensor_ranks of one data_rank, and differs between data_ranks, because
-    they have other rows. own differs on every rank. All seeds of a run differ.
-    Cost: sends nothing.
+    their rows differ. own differs on every rank. All seeds of a run differ from one another.
+    Cost: nothing is sent.
     Lab: 08
     """
     first = seed * SPREAD + data_rank * (tensor_ranks + 1)

@@ -22,13 +22,13 @@ class ColumnParallelLinear(nn.Module):
         |  X  | x |  A_0  |  A_1  |  =   | X A_0 | X A_1 |    each rank keeps its columns
         +-----+   +-------+-------+      +-------+-------+
 
-    enter: the function by which x gets into the region; identity if it is there already, as for
-        q, k and v.
+    enter: brings x into the region, called as enter(x, group); identity if x is there already, as
+        for q, k and v.
     parts: see even_split.
-    weight, bias: they know their ShardSpec (split_of), for the gradient's norm and for checkpoints.
+    weight, bias: each has its ShardSpec (split_of), for the gradient norm and for checkpoints.
     Shape: (..., in) -> (..., out/tp).
-    Cost: what enter sends: copy_to_region nothing forward, one all-reduce of x backward.
-    Raises: ValueError if the ranks do not divide the outputs.
+    Cost: what enter sends: for copy_to_region nothing in forward, one all-reduce of x in backward.
+    Raises: ValueError if the number of ranks does not divide the outputs.
     Lab: 08
     """
 
@@ -43,7 +43,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Compute `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear leaves them.
+    """Compute `linear` from this rank's 1/R of the inputs, as ColumnParallelLinear outputs them.
 
               X              A                    Y
         rank 0 rank 1     +-----+
@@ -52,13 +52,13 @@ class RowParallelLinear(nn.Module):
         +-----+-----+     | A_1 | rank 1     rank 0    rank 1     summed by one all-reduce
                           +-----+
 
-    leave: the function by which the sum over ranks gets out of the region.
-    outside: the bias goes through outside(bias, group) before it is added: copy_to_region where
+    leave: sums the output over ranks and takes it out of the region; called as leave(y, group).
+    outside: applied to the bias before it is added, as outside(bias, group): copy_to_region where
         each rank has its own tokens outside the region, because then each knows only a part of the
         bias's gradient.
     Shape: (..., in/tp) -> (..., out).
-    Cost: what leave sends: reduce_from_region one all-reduce forward, nothing backward.
-    Raises: ValueError if the ranks do not divide the inputs.
+    Cost: what leave sends: for reduce_from_region one all-reduce in forward, nothing in backward.
+    Raises: ValueError if the number of ranks does not divide the inputs.
     Lab: 08
     """
 

@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 
 def copy_to_region(x, group=None):
-    """Return x as it is, and sum its gradient over ranks in backward (f).
+    """Return x unchanged; in backward, sum its gradient over ranks (f).
 
-    Each rank uses x for its part of the layer, so each knows only a part of x's gradient. x and the
-    ranks' gradients stay unchanged.
-    Cost: nothing forward; backward one all-reduce of x's bytes.
+    Each rank uses x for its part of the layer, so each knows only a part of x's gradient. Neither x
+    nor a rank's gradient is modified in place.
+    Cost: nothing in forward; one all-reduce of x's bytes in backward.
     Paper: Shoeybi et al. 2019, Megatron-LM, section 3
     Lab: 08
     """
@@ -30,10 +30,10 @@ def copy_to_region(x, group=None):
 
 
 def reduce_from_region(x, group=None):
-    """Sum x over ranks; in backward its gradient goes to each rank as it is (g).
+    """Return the sum of x over ranks; in backward, pass its gradient on unchanged (g).
 
-    x itself is unchanged.
-    Cost: forward one all-reduce of x's bytes; nothing backward.
+    x itself is not modified.
+    Cost: one all-reduce of x's bytes in forward; nothing in backward.
     Paper: Shoeybi et al. 2019, Megatron-LM, section 3
     Lab: 08
     """

@@ -11,12 +11,12 @@ from ranklab.tensor_parallel.regions import copy_to_region
 
 
 def sequence_parallel_norm(norm, x, group=None):
-    """Compute norm(x) of this rank's tokens, and sum the norm's gradients over ranks.
+    """Return norm(x) of this rank's tokens; in backward, sum the norm's gradients over ranks.
 
     A norm looks at one token at a time, so its output needs no other rank. But its weight is the
-    same on all ranks, and each knows only the gradient from its own tokens. `norm` is unchanged.
+    same on all ranks, and each sees only the gradient from its own tokens. `norm` is not modified.
     Shape: (B, T/tp, C) -> (B, T/tp, C).
-    Cost: backward one all-reduce for each parameter of the norm.
+    Cost: one all-reduce for each parameter of the norm, in backward.
     Lab: 08
     """
     parameters = {name: copy_to_region(p, group) for name, p in norm.named_parameters()}
