@@ -391,6 +391,7 @@ def test_a_predicted_number_is_shown_as_a_person_would_write_it(value, words):
     (lambda a, b, c: c * a / b, ""), (lambda *numbers: numbers[0] / numbers[1] * numbers[2], ""),
     (lambda tokens, flops, bandwidth: torch.tensor(tokens, dtype=torch.float64) * bandwidth / flops,
      ""),
+    (lambda bandwidth, flops, tokens: tokens * bandwidth / flops, ""),
     (lambda a, b, c: 3 * a * c / b, "it is 3 times the right one at all 24 points"),
     (lambda a, b, c: a * c, "when flops doubles, from tokens="),
     (lambda a, b, c: a * c / b + 1, "when tokens doubles"),

@@ -638,7 +638,7 @@ join_uneven = check(join_uneven)
 # #### Derive: how many ranks does one batch feed?
 # > difficulty 3/5 · importance 5/5 · 8 minutes
 #
-# You may answer with a formula, which is worth more than a number. A model has P parameters in bf16, 2 bytes each, and so have its gradients. A batch has `tokens` tokens, shared out over R ranks. A GPU computes `flops` FLOP/s (what it reaches, and not its peak) and sends `bandwidth` bytes/s. Backward takes 4 FLOPs for each parameter and token. A ring of many ranks sends each gradient twice. **On how many ranks, at most, does backward still hide the all-reduce?** The check tries your formula at 24 points that nobody chose.
+# The answer is a formula: put a lambda instead of `...`. A model has P parameters in bf16, 2 bytes each, and so have its gradients. A batch has `tokens` tokens, shared out over R ranks. A GPU computes `flops` FLOP/s (what it reaches, and not its peak) and sends `bandwidth` bytes/s. Backward takes 4 FLOPs for each parameter and token. A ring of many ranks sends each gradient twice. **On how many ranks, at most, does backward still hide the all-reduce?** (`lambda tokens, flops, bandwidth: ...`) The check tries your formula at 24 points that nobody chose.
 
 # %%
 check(largest_data_parallel=...)

@@ -363,7 +363,7 @@ ZeroInference = check(ZeroInference)
 # `enter` and `leave` are given. They do what yours do in 4.5, and register hooks, which call two more methods: `backward_of` before a unit's
 # backward, with the unit's place in the forward, and `backward_done` after it. (`in_backward()` is True where a checkpoint runs a forward once more;
 # Further says why that matters.) You write these two, with the methods of 4.5 and one more: `self.reduce(unit)` starts to send the unit's gradients
-# to their owners, and frees them later. Don't call it inside `no_sync()`, where `self.sync` is False.
+# to their owners, and frees these gradients later; the weights you free yourself, by `unit.free()`. Don't call it inside `no_sync()`, where `self.sync` is False.
 #
 # **Predict.** A model has 100 MB of parameters, all in units, and there are 4 ranks. A step of stage 3 is two all-gathers and a reduce-scatter. How
 # many MB does each rank send?

@@ -559,7 +559,7 @@ print("on the other ranks:", [state for _, state in others])
 # #### Derive: how many tokens hide the gathers?
 # > difficulty 4/5 · importance 5/5 · 10 minutes
 #
-# The answer is a formula. Shards of a model with P parameters (bf16, 2 bytes each) lie on the `gpus_per_node` GPUs of a node, and each node has a copy, as with `hybrid_shard_groups`. A GPU works on T tokens of its own at `flops` FLOP/s: 2 FLOPs for each parameter and token in forward, 4 in backward. Its links send `inside` bytes/s in the node and `between` bytes/s to other nodes, both at the same time. Forward gathers each parameter once; backward gathers it once more and reduce-scatters its gradient; then each GPU all-reduces its shard of the gradients with its peers in the other nodes, in a large ring that sends everything twice. Take (R-1)/R as 1. **From which T on does computing hide all of it?**
+# The answer is a formula. Shards of a model with P parameters (bf16, 2 bytes each) lie on the `gpus_per_node` GPUs of a node, and each node has a copy, as with `hybrid_shard_groups`. A GPU works on T tokens of its own at `flops` FLOP/s: 2 FLOPs for each parameter and token in forward, 4 in backward. Its links send `inside` bytes/s in the node and `between` bytes/s to other nodes, both at the same time. Forward gathers each parameter once; backward gathers it once more and reduce-scatters its gradient; then each GPU all-reduces its shard of the gradients with its peers in the other nodes, in a large ring that sends everything twice. Take (R-1)/R as 1. Each pass must hide its own messages. **From which T on does computing hide all of it?** (`lambda flops, inside, between, gpus_per_node: ...`)
 
 # %%
 check(hidden_shard_tokens=...)

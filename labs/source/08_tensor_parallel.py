@@ -670,7 +670,7 @@ for data_rank in range(2):
 # #### Derive: how many tensor ranks?
 # > difficulty 3/5 · importance 5/5 · 8 minutes
 #
-# The answer is a formula. A layer of width `width` has 12 `width`^2 parameters, cut over R tensor ranks. For each token it takes 2 FLOPs a parameter in forward, at `flops` FLOP/s. Its two all-reduces sum x, `width` numbers of 2 bytes for each token, by rings of many ranks, which send everything twice at `bandwidth` bytes/s. Nothing hides them. **On how many ranks do the sums of forward take as long as its products?**
+# The answer is a formula. A layer of width `width` has 12 `width`^2 parameters, cut over R tensor ranks. For each token it takes 2 FLOPs a parameter in forward, at `flops` FLOP/s. Its two all-reduces sum x, `width` numbers of 2 bytes for each token, by rings of many ranks, which send everything twice at `bandwidth` bytes/s. Nothing hides them. **On how many ranks do the sums of forward take as long as its products?** (`lambda width, flops, bandwidth: ...`)
 
 # %%
 check(largest_tensor_parallel=...)

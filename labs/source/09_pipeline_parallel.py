@@ -671,7 +671,7 @@ for lr in (0.03, 0.1):
 # #### Derive: how many micro-batches?
 # > difficulty 2/5 · importance 4/5 · 5 minutes
 #
-# The answer is a formula. 1F1B runs on `stages` ranks, with `virtual` stages on each. **How many micro-batches make the bubble the share `idle` of the whole time?** Begin with the bubble of 4.2.
+# The answer is a formula. 1F1B runs on `stages` ranks, with `virtual` stages on each. **How many micro-batches make the bubble the share `idle` of the whole time?** (`lambda stages, idle, virtual: ...`) Begin with the bubble of 4.2.
 
 # %%
 check(micro_batches_for=...)

@@ -731,7 +731,7 @@ traffic_matrices(sent_to)
 # #### Derive: how many of the GPUs are tensor ranks?
 # > difficulty 4/5 · importance 5/5 · 10 minutes
 #
-# The answer is a formula. `gpus` GPUs train a model of width `width` with a global batch of `tokens` tokens: tp tensor ranks, and the other axis shards what is left (FSDP). For each layer a GPU sends in a step: its 12 `width`^2 / tp parameters three times, 2 bytes each (two gathers and a reduce-scatter), and four all-reduces of x, each twice `width` numbers of 2 bytes for each of the `tokens` * tp / `gpus` tokens that its tensor ranks share. **Which tp makes the sum of these bytes smallest?**
+# The answer is a formula. `gpus` GPUs train a model of width `width` with a global batch of `tokens` tokens: tp tensor ranks, and the other axis shards what is left (FSDP). For each layer a GPU sends in a step: its 12 `width`^2 / tp parameters three times, 2 bytes each (two gathers and a reduce-scatter), and four all-reduces of x, each twice `width` numbers of 2 bytes for each of the `tokens` * tp / `gpus` tokens that its tensor ranks share. **Which tp makes the sum of these bytes smallest?** (`lambda width, gpus, tokens: ...`)
 
 # %%
 import math

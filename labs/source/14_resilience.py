@@ -347,7 +347,7 @@ find_straggler = check(find_straggler)
 check(resilience_windows_again=...)
 
 # %% [markdown]
-# Nothing fails then, so nobody notices. **Your target:** a step has the same windows on any number of ranks, undisturbed or resumed, and the state has at most 100 bytes. The check counts the tokens over all ranks, and the documents that you read: a resume must not read again what was read before.
+# Nothing fails then, so nobody notices. **Your target:** a step has the same windows on any number of ranks, undisturbed or resumed, and the state has at most 100 bytes. The check counts the tokens over all ranks, and the documents that you read: a resume reads only documents that its next windows need.
 #
 # You are given `Documents` (`documents.lengths` costs nothing, `documents[i]` reads a document) and lab 00's `shard_range`. First think about the whole stream, which has no ranks in it: which tokens are in window number k? You may write methods of your own, and import what you need where the dots are.
 

@@ -53,9 +53,12 @@ class Formula:
         if not callable(formula):
             return f"a formula is wanted: {self.stub}"
         try:
+            parameters = inspect.signature(formula).parameters
             inspect.signature(formula).bind(*self.arguments)
         except (TypeError, ValueError):
             return f"it can't be called with {len(self.arguments)} numbers: {self.stub}"
+        if {*parameters} == {*self.arguments}:  # then their order is free
+            formula = _by_name(formula, self.arguments)
         points = self.points()
         values = [_value(formula, point) for point in points]
         for point, value in zip(points, values):
@@ -93,6 +96,10 @@ class Formula:
 
     def _at(self, point):
         return ", ".join(f"{name}={value:.3g}" for name, value in zip(self.arguments, point))
+
+
+def _by_name(formula, names):
+    return lambda *numbers: formula(**dict(zip(names, numbers)))
 
 
 def _value(formula, point):
