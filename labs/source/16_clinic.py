@@ -10,7 +10,7 @@
 #
 # This is the usual kind of bug in distributed training. A run hangs, and the log of the rank that waits blames the wrong rank. Or it doesn't hang, trains to the end, and is worse than it should be. You find such bugs by evidence: count, compare the ranks, compare with one process. The labs before this one have built the tools for that.
 #
-# You know such programs as the bugs of the labs. Each of those breaks the idea of its lab, so you knew where to look. Here are eight more, and no lab tells you where to look: some hang, some train to the end and are wrong, some go well at first. At the end `ranklab diagnose` examines a program of your own with a set of detectors, four of which you write.
+# Seven labs end with a bug to find. Each of those bugs breaks the idea of its lab, so you knew where to look. Here are eight more, and no lab tells you where to look: some hang, some train to the end and are wrong, some go well at first. At the end `ranklab diagnose` examines a program of your own with a set of detectors, four of which you write.
 #
 # You need labs 00 to 04. If something needs another lab, its box says so.
 
