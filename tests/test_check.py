@@ -96,7 +96,7 @@ def test_a_right_answer_is_returned_and_recorded(capsys):
         "all_ranks_finite\n"
         "  ok    right for None\n"
         "  ok    right on 2 ranks\n"
-        "  ->    passed; next: 4.5 questions_to_the_store\n")
+        "  ->    passed; next: token_round_ms (Further)\n")
     assert progress.load()[MINE]["state"] == PASSED and "when" in progress.load()[MINE]
 
 
