@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab import launch
+from ranklab.checkpoint import overlap
 from ranklab.checks.hybrid.transfer_weights import Pair, Side
 from ranklab.hybrid import (
     broadcast_bytes, broadcast_weights, refit_bytes, routes, transfer_bytes, transfer_weights,
@@ -63,3 +64,10 @@ def test_what_nobody_holds_is_a_sentence():
     with pytest.raises(ValueError, match=r"w at \(0, 0\): rank 1 needs 128 numbers, the trainers "
                                          "hold 64"):
         routes(held, wanted)
+
+
+@pytest.mark.parametrize("offset", [(5, 0), (0, 4), (2, 9), (9, 9)])
+def test_boxes_that_share_nothing_have_empty_views(offset):
+    piece = Piece("w", "weight", (12, 12), (1, 0), torch.zeros(4, 4))
+    views = overlap(piece, offset, torch.ones(3, 3))
+    assert views[0].shape == views[1].shape and not views[0].numel()

@@ -637,15 +637,13 @@ check(mesh_transfer_gb=...)
 # | given | |
 # |---|---|
 # | a `Piece`, as in 4.5 | in the map its `.tensor` is on `meta`: shape and type, no numbers |
-# | `intersect(one, other)` | whether two Pieces share numbers: the same name, and their boxes overlap |
-# | `overlap(piece, offset, tensor)` | what a Piece and a box share, as (view of the piece, view of the box); also on `meta` |
+# | `overlap(piece, offset, tensor)` | what a Piece and a box share, as (view of the piece, view of the box), empty if they share nothing; also on `meta` |
 # | `dist.P2POp(dist.isend, x, group=group, group_peer=r)`, `dist.batch_isend_irecv(ops)` | a message to rank r of the group (or from it, `dist.irecv`), and all of them at once |
 #
 # **Your target:** weights equal to the bit, no number that a generator receives twice, and replicas that send equal parts. You may write helpers of your own where the dots are.
 
 # %%
 from ranklab.checkpoint import overlap
-from ranklab.hybrid import intersect
 
 
 ### BEGIN SOLUTION

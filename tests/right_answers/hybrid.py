@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from ranklab.baseline import checkpoint_blocks
 from ranklab.checkpoint import overlap
 from ranklab.engine import device
-from ranklab.hybrid import Layout, intersect
+from ranklab.hybrid import Layout
 from ranklab.hybrid.legal import divisors
 from ranklab.mesh import Mesh
 from ranklab.planner import memory_per_gpu, model_of, plan_of, step_time
@@ -250,7 +250,7 @@ def transfer_weights__message_by_message(pieces, held, wanted, group=None):
     for receiver, want in ((r, want) for r, of_rank in enumerate(wanted) for want in of_rank):
         missing = want.tensor.numel()
         for sender, have in ((r, have) for r, of_rank in enumerate(held) for have in of_rank):
-            if not intersect(want, have):
+            if want.name != have.name or not overlap(want, have.offset, have.tensor)[0].numel():
                 continue
             copies = [r for r, of_rank in enumerate(held) for other in of_rank
                       if other[:1] + other[3:4] == have[:1] + have[3:4]

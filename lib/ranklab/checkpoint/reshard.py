@@ -27,11 +27,11 @@ def overlap(piece, offset, tensor):
     """Slice out the numbers of the whole tensor that are in both a piece and a box.
 
     The box `tensor` begins at `offset`.
-    Returns: (view of piece.tensor, view of `tensor`), of the same shape.
+    Returns: (view of piece.tensor, view of `tensor`), of the same shape; empty if they share none.
     """
     starts = [max(pair) for pair in zip(piece.offset, offset)]
-    stops = [min(a + n, b + m) for a, n, b, m in
-             zip(piece.offset, piece.tensor.shape, offset, tensor.shape)]  # fmt: skip
+    stops = [max(start, min(a + n, b + m)) for start, a, n, b, m in
+             zip(starts, piece.offset, piece.tensor.shape, offset, tensor.shape)]  # fmt: skip
     in_piece, in_box = (tuple(slice(i - a, j - a) for i, j, a in zip(starts, stops, begin))
                         for begin in (piece.offset, offset))
     return piece.tensor[in_piece], tensor[in_box]

@@ -53,11 +53,11 @@ class Formula:
         if not callable(formula):
             return f"a formula is wanted: {self.stub}"
         try:
-            parameters = inspect.signature(formula).parameters
-            inspect.signature(formula).bind(*self.arguments)
+            signature = inspect.signature(formula)
+            signature.bind(*self.arguments)
         except (TypeError, ValueError):
             return f"it can't be called with {len(self.arguments)} numbers: {self.stub}"
-        if {*parameters} == {*self.arguments}:  # then their order is free
+        if {*signature.parameters} == {*self.arguments}:  # then their order is free
             formula = _by_name(formula, self.arguments)
         points = self.points()
         values = [_value(formula, point) for point in points]

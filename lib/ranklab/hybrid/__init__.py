@@ -27,14 +27,14 @@ from ranklab.hybrid.parallelize import parallelize
 from ranklab.hybrid.parts import PARTS
 from ranklab.hybrid.training import Hybrid
 from ranklab.hybrid.transfer import (
-    broadcast_bytes, broadcast_weights, intersect, refit_bytes, routes, transfer_bytes,
+    broadcast_bytes, broadcast_weights, refit_bytes, routes, transfer_bytes,
     transfer_weights,
 )
 from ranklab.mesh import mesh_grad_norm
 
 __all__ = [
     "Hybrid", "Job", "Layout", "PARTS", "broadcast_bytes", "broadcast_weights",
-    "cheapest_tensor_parallel", "counted_step", "intersect", "layout_memory", "layout_traffic",
+    "cheapest_tensor_parallel", "counted_step", "layout_memory", "layout_traffic",
     "legal", "mesh_grad_norm", "parallelize", "parse_layout", "refit_bytes", "routes",
     "transfer_bytes", "transfer_weights",
 ]

@@ -62,10 +62,10 @@ def routes(held, wanted):
     for receiver, pieces in enumerate(wanted):
         for j, want in enumerate(pieces):
             count = 0
-            for copies in holders.values():
-                rank, i = copies[0]
-                if not intersect(want, held[rank][i]):
+            for (name, *_), copies in holders.items():
+                if name != want.name:
                     continue
+                rank, i = copies[0]
                 count += overlap(want, held[rank][i].offset, held[rank][i].tensor)[0].numel()
                 parts = [(*copy, receiver, j, part_of(k, len(copies)))
                          for k, copy in enumerate(copies)]
@@ -74,13 +74,6 @@ def routes(held, wanted):
                 raise ValueError(f"{want.name} at {tuple(want.offset)}: rank {receiver} needs "
                                  f"{want.tensor.numel()} numbers, the trainers hold {count}")
     return moves
-
-
-def intersect(one, other):
-    """Return whether two Pieces share numbers: they have one name, and their boxes overlap."""
-    return one.name == other.name and all(
-        a < b + m and b < a + n for a, n, b, m in
-        zip(one.offset, one.tensor.shape, other.offset, other.tensor.shape))  # fmt: skip
 
 
 def box_of(piece):

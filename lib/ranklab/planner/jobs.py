@@ -54,6 +54,17 @@ def is_for_fit(row_id):
     return int(hashlib.sha256(row_id.encode()).hexdigest(), 16) % 100 < 100 * FIT_SHARE
 
 
+def jobs(runs):
+    """Return the Jobs of the runs that can be used."""
+    usable = []
+    for run in runs:
+        try:
+            usable.append(job_of(run))
+        except Unused:
+            continue
+    return usable
+
+
 def job_of(run):
     """Return the Job of a Run. Raises Unused, which says why there is none."""
     refuse(run)

@@ -4,7 +4,7 @@ published runs.
 
 import functools
 
-from ranklab.planner.jobs import Unused, job_of
+from ranklab.planner.jobs import jobs
 from ranklab.planner.published import all_runs
 from ranklab.planner.score import quantile
 
@@ -32,25 +32,18 @@ def rough_step_seconds(model, plan, machine):
 @functools.cache
 def rough_jobs():
     """Return the Jobs of all published runs of dense models in bf16 that have a step time."""
-    jobs = []
-    for run in all_runs():
-        try:
-            job = job_of(run)
-        except Unused:
-            continue
-        if job.seconds and not job.model.experts and job.plan.precision == "bf16":
-            jobs.append(job)
-    return tuple(jobs)
+    return tuple(job for job in jobs(all_runs()) if job.seconds
+                 and not job.model.experts and job.plan.precision == "bf16")
 
 
-def rough_ratios(seconds_of, jobs=None):
-    """Return the ratio of predicted to published step time for each of the jobs.
+def rough_ratios(seconds_of, rows=None):
+    """Return the ratio of predicted to published step time for each of the rows.
 
     seconds_of  rough_step_seconds, or a learner's
-    jobs        None: rough_jobs()
+    rows        Jobs; None: rough_jobs()
     """
     return [seconds_of(job.model, job.plan, job.machine) / job.seconds
-            for job in (rough_jobs() if jobs is None else jobs)]
+            for job in (rough_jobs() if rows is None else rows)]
 
 
 def median_error(ratios):

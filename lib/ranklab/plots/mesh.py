@@ -44,11 +44,11 @@ def who_talks_to_whom(mesh, per_node=None):
         ax.set_title(_title(mesh, axis, per_node), fontsize=9.5)
         ax.set(xlim=(0.6 - pad, width + 0.6), ylim=(height + 0.5, -0.6), aspect="equal")
     if per_node and mesh.size > per_node:
-        fig.suptitle(_said(mesh, per_node))
+        fig.suptitle(_headline(mesh, per_node))
     return fig
 
 
-def _said(mesh, per_node):
+def _headline(mesh, per_node):
     """Return the title: along which axes messages leave a node."""
     inside = mesh.axes_inside(per_node)
     leave, stay = ", ".join(axis for axis in mesh.axes if axis not in inside), ", ".join(inside)

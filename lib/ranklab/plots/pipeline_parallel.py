@@ -102,12 +102,12 @@ def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
                 f"micro-batch{'es' * (peak > each)}", transform=ax.transAxes, va="center",
                 fontsize=9)
     axes[-1, 0].set_xlabel(xlabel)
-    fig.suptitle(_said(bubbles) if title is None else title)
+    fig.suptitle(_headline(bubbles) if title is None else title)
     _legend(fig, *(spans for spans, _, _ in drawn.values()))
     return fig
 
 
-def _said(bubbles):
+def _headline(bubbles):
     """Return the title of several runs: how the bubble changes from the first to the last."""
     (first, before), *_, (last, after) = [*bubbles.items()] * 2 if len(bubbles) < 2 \
         else bubbles.items()

@@ -22,7 +22,7 @@ def published(runs, title=None):
     runs: [(source, published, predicted, name)]
     """
     if title is None:
-        near = sum(abs(said / seconds - 1) < 0.2 for _, seconds, said, _ in runs) / len(runs)
+        near = sum(abs(guess / seconds - 1) < 0.2 for _, seconds, guess, _ in runs) / len(runs)
         title = f"Within 20% for {int(10 * near)} published runs of 10"
     fig, ax = figure(6.4, 4.8)
     low, high = (edge(value for _, *both, _ in runs for value in both) for edge in (min, max))
@@ -38,8 +38,8 @@ def published(runs, title=None):
                     marker=[*MARKERS, "+"][index], markersize=4, alpha=0.7,
                     color=[*TONES, INK][index], label=SOURCES.get(name, "others"))
     named = sorted(_outliers(runs), key=lambda run: run[2], reverse=True)
-    for row, (_, seconds, said, name) in enumerate(named):  # below the dots, in the order of these
-        ax.annotate(f"{name}:\n{seconds / said:.1f} times as long as predicted", (seconds, said),
+    for row, (_, seconds, guess, name) in enumerate(named):  # below the dots, in the order of these
+        ax.annotate(f"{name}:\n{seconds / guess:.1f} times as long as predicted", (seconds, guess),
                     (0.98, 0.43 - 0.13 * row), textcoords="axes fraction", fontsize=8, va="top",
                     ha="right", arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.7})
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=title)

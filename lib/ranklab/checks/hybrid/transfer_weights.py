@@ -226,7 +226,7 @@ FILL = "        space.copy_(numbers)"
 PARTS = "part_of(k, len(copies))"
 COPIES = "for k, copy in enumerate(copies)]"
 COUNT = "if count != want.tensor.numel():"
-MEET = "if not intersect(want, held[rank][i]):"
+OTHER = "if name != want.name:"
 
 
 def _by(says, *programs):
@@ -266,8 +266,8 @@ TRANSFER = Proof(
         Slip("Numbers travel in the trainer's type here. The generator's is enough: convert before "
              "you send.",
              (CAST, "", "dtype=space.dtype", "dtype=held[sender][i].tensor.dtype")),
-        _by("Boxes share numbers only where they overlap in each dim: ask before you cut.",
-            (MEET, "if want.name != held[rank][i].name:")),
+        _by("A box of another tensor shares nothing with this piece: compare the names first.",
+            (OTHER, "if False:")),
         Slip("piece.tensor is a view of what generates: after the wait, copy what was received "
              "into it, space.copy_(numbers).", (FILL, "        space = numbers"),
              ("    for space, numbers in received:\n        space.copy_(numbers)\n", "")),
@@ -291,7 +291,7 @@ TRANSFER = Proof(
         "Take one generator's piece and one trainer's box. What do they share, who else holds that "
         "box, and which part of it should this rank send?",
         "All ranks go through the same map in the same order: for each receiver, each of its "
-        "pieces, each box that intersects it, each of the k holders. The rank that is the sender "
+        "pieces, each box of the same name, each of the k holders. The rank that is the sender "
         "adds an isend of its k-th, the receiver an irecv; all others do nothing.",
         "overlap(want, box.offset, box.tensor) gives both views; tensor_split(k)[n] is part n; "
         "dist.P2POp(dist.isend, numbers.contiguous(), group=group, group_peer=receiver); then one "

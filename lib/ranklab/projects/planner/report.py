@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ranklab.basics.options import existing_file, new_file, option
 from ranklab.planner.constants import CONSTANTS, bounds
-from ranklab.planner.jobs import Unused, is_for_fit, job_of
+from ranklab.planner.jobs import is_for_fit, jobs
 from ranklab.planner.published import read_runs, run_files
 from ranklab.planner.score import mean, score, total
 from ranklab.projects.planner.orders import run
@@ -44,17 +44,6 @@ class Options(OnRanks):
 def all_runs(paths=()):
     """Return the Runs of these files; without any, all published ones."""
     return [run for path in paths or run_files() for run in read_runs(path)]
-
-
-def jobs(runs):
-    """Return the Jobs of the runs that can be used."""
-    usable = []
-    for run in runs:
-        try:
-            usable.append(job_of(run))
-        except Unused:
-            continue
-    return usable
 
 
 def act(options, _):

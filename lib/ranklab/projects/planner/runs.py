@@ -1,6 +1,6 @@
 """Compare the two formulas, the library's or a learner's, with published runs and with counts."""
 
-from ranklab.planner.jobs import is_for_fit
+from ranklab.planner.jobs import is_for_fit, jobs
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
@@ -8,7 +8,7 @@ from ranklab.planner.rough import median_error, rough_jobs, rough_ratios
 from ranklab.planner.score import memory_ratio, quantile, score, step_ratio
 from ranklab.planner.step import step_time
 from ranklab.projects.planner.files import dry_run
-from ranklab.projects.planner.report import all_runs, jobs, score_table
+from ranklab.projects.planner.report import all_runs, score_table
 
 TRAINED = (  # (model, node, the layout in which it was trained)
     ("llama-405b", "h100-dgx", Plan(  # arXiv 2407.21783, table 4
