@@ -84,15 +84,17 @@ class Formula:
         factor = values[0] / expected[0]
         if _equal(values, [factor * each for each in expected]):
             return f"it is {factor:.3g} times the right one at all {POINTS} points that were tried"
+        rounded = " (it gives whole numbers: do not round)" * all(map(float.is_integer, values))
         for place, name in enumerate(self.arguments):
             for point, value, right in zip(points, values, expected):
                 doubled = tuple(each * (1 + (i == place)) for i, each in enumerate(point))
                 grown = _value(formula, doubled)
                 ours = self.answer(*doubled) / right
-                if isinstance(grown, float) and value and not _equal([grown / value], [ours]):
+                if isinstance(grown, float) and value and \
+                        f"{grown / value:.3g}" != f"{ours:.3g}":
                     return (f"when {name} doubles, from {self._at(point)}, it grows by a factor of "
-                            f"{grown / value:.3g}; right is {ours:.3g}")
-        return f"at {self._at(points[0])} it is {values[0]:.4g}, and that is not right"
+                            f"{grown / value:.3g}; right is {ours:.3g}{rounded}")
+        return f"at {self._at(points[0])} it is {values[0]:.4g}, and that is not right{rounded}"
 
     def _at(self, point):
         return ", ".join(f"{name}={value:.3g}" for name, value in zip(self.arguments, point))

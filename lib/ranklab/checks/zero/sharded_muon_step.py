@@ -17,7 +17,7 @@ from ranklab.meter import Traffic
 from ranklab.ranks import shard_range
 from ranklab.zero.muon import COEFFICIENTS, newton_schulz, sharded_muon_step
 
-LR, WEIGHT_DECAY = 0.5, 0.1  # large, so that each term is seen
+LR, WEIGHT_DECAY = 0.5, 0.3  # large, so that each term is seen; not the default
 ROUNDINGS = 3  # times what torch's bfloat16 is away from the same polynomial in float64
 CASES = {
     "six matrices of different sizes": [(6, 10), (10, 6), (8, 8), (7, 5), (3, 9), (40, 12)],
@@ -35,6 +35,7 @@ RATIO = "max(1, m/n)**0.5 is about the whole matrix: take m and n from shapes, n
 NO_RATIO = "The rate of an m x n matrix is lr max(1, m/n)**0.5."
 NO_DECAY = "Weight decay comes first: W <- (1 - lr weight_decay) W."
 DECAY = "Weight decay is multiplied by lr, not by more and not by less: (1 - lr weight_decay) W."
+AFTER = "Weight decay is for W alone, before the step: here the update has shrunk as well."
 SIGN = "A step goes down: subtract the orthogonal matrix."
 ORDER = ("These are rows of another rank. Concatenate in the order of the ranks, and return to "
          "each rank its own rows, shard_range(m, rank, R).")
@@ -84,6 +85,7 @@ MISTAKEN = {
     NO_RATIO: lambda w, m, o, p, shape: stepped(w, o, (1, 1)),
     NO_DECAY: lambda w, m, o, p, shape: stepped(w, o, shape, decay=0),
     DECAY: lambda w, m, o, p, shape: stepped(w, o, shape, decay=WEIGHT_DECAY),
+    AFTER: lambda w, m, o, p, shape: (1 - LR * WEIGHT_DECAY) * stepped(w, o, shape, decay=0),
     SIGN: lambda w, m, o, p, shape: stepped(w, o, shape, sign=1),
     EXACT: lambda w, m, o, p, shape: stepped(w, p, shape),
 }
@@ -209,7 +211,8 @@ MUON = Exercise(
         Slip(RATIO, (SHAPE, "m, n = weights[i].shape")),
         Slip(NO_RATIO, (STEP, ".add_(update, alpha=-lr)")),
         Slip(NO_DECAY, (".mul_(1 - lr * weight_decay)", "")),
-        Slip(DECAY, ("lr * weight_decay", "weight_decay")),
+        Slip(DECAY, ("lr * weight_decay", "weight_decay"), ("lr * weight_decay", "lr * 0.1")),
+        Slip(AFTER, (f".mul_(1 - lr * weight_decay){STEP}", f"{STEP}.mul_(1 - lr * weight_decay)")),
         Slip(SIGN, ("alpha=-lr", "alpha=lr")),
         Slip(ORDER, gathered_in_any_order),
         Slip(EXACT, (ITERATE, "whole = [polar(torch.cat(of_ranks).float()).bfloat16() for of_ranks "
