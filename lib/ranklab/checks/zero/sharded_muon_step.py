@@ -35,6 +35,7 @@ RATIO = "max(1, m/n)**0.5 is about the whole matrix: take m and n from shapes, n
 NO_RATIO = "The rate of an m x n matrix is lr max(1, m/n)**0.5."
 NO_DECAY = "Weight decay comes first: W <- (1 - lr weight_decay) W."
 DECAY = "Weight decay is multiplied by lr, not by more and not by less: (1 - lr weight_decay) W."
+DEFAULT = "The weight decay is the argument weight_decay, and not always 0.1."
 AFTER = "Weight decay is for W alone, before the step: here the update has shrunk as well."
 SIGN = "A step goes down: subtract the orthogonal matrix."
 ORDER = ("These are rows of another rank. Concatenate in the order of the ranks, and return to "
@@ -85,6 +86,7 @@ MISTAKEN = {
     NO_RATIO: lambda w, m, o, p, shape: stepped(w, o, (1, 1)),
     NO_DECAY: lambda w, m, o, p, shape: stepped(w, o, shape, decay=0),
     DECAY: lambda w, m, o, p, shape: stepped(w, o, shape, decay=WEIGHT_DECAY),
+    DEFAULT: lambda w, m, o, p, shape: stepped(w, o, shape, decay=LR * 0.1),
     AFTER: lambda w, m, o, p, shape: (1 - LR * WEIGHT_DECAY) * stepped(w, o, shape, decay=0),
     SIGN: lambda w, m, o, p, shape: stepped(w, o, shape, sign=1),
     EXACT: lambda w, m, o, p, shape: stepped(w, p, shape),
@@ -211,7 +213,8 @@ MUON = Exercise(
         Slip(RATIO, (SHAPE, "m, n = weights[i].shape")),
         Slip(NO_RATIO, (STEP, ".add_(update, alpha=-lr)")),
         Slip(NO_DECAY, (".mul_(1 - lr * weight_decay)", "")),
-        Slip(DECAY, ("lr * weight_decay", "weight_decay"), ("lr * weight_decay", "lr * 0.1")),
+        Slip(DECAY, ("lr * weight_decay", "weight_decay")),
+        Slip(DEFAULT, ("lr * weight_decay", "lr * 0.1")),
         Slip(AFTER, (f".mul_(1 - lr * weight_decay){STEP}", f"{STEP}.mul_(1 - lr * weight_decay)")),
         Slip(SIGN, ("alpha=-lr", "alpha=lr")),
         Slip(ORDER, gathered_in_any_order),
