@@ -26,13 +26,12 @@ STUCK = "hang: (?!.*runs).*"  # all wait, or have returned
 # gloo ends the process: by SIGABRT, and in 4 of 900 runs SIGSEGV was seen.
 MISMATCH = r"was killed by SIG(ABRT|SEGV): op\.preamble\.length <= op\.nbytes.*"
 MESSAGES = {"send", "isend", "recv", "irecv", "batch_isend_irecv", "wait"}
-SEND_FIRST = ("All ranks wait in send. gloo's send returns when the other side receives, and "
-              "nobody does. Let one rank receive first, or don't wait yet: start the send, "
-              "receive, then wait for the send.")
-RECEIVE_FIRST = ("All ranks wait in recv, and nobody sends. One rank has to begin: in a ring with "
-                 "one token, rank 0 sends first; else start the send before the receive.")
-TOO_LONG = ("The first number is the bytes of a message, the second is the bytes of the tensor "
-            "that should receive it. Both tensors must have the same length and type.")
+SEND_FIRST = ("All ranks wait in send: gloo's send returns only when the other side receives. Let "
+              "one rank receive first, or start the send, receive, then wait for the send.")
+RECEIVE_FIRST = ("All ranks wait in recv, and no rank sends. In a ring with one token, rank 0 must "
+                 "send first; otherwise, start the send before the receive.")
+TOO_LONG = ("The first number is the message's size in bytes, the second the receiving tensor's. "
+            "Both tensors must have the same length and dtype.")
 
 
 @contextlib.contextmanager
@@ -89,7 +88,8 @@ def why_hang(doing):
         return SEND_FIRST if calls == ["send"] else RECEIVE_FIRST
     if len(calls) > 1 and not MESSAGES.intersection(calls):
         where = ", ".join(f"{rank_names(ranks)} in {call}" for call, ranks in ranks_in.items())
-        return f"All ranks of a group must make the same calls in the same order. Here are {where}."
+        return ("All ranks of a group must make the same calls in the same order. Here the calls "
+                f"differ: {where}.")
     return ""
 
 

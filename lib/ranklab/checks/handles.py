@@ -5,8 +5,8 @@ import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 
-DROPPED = ("isend and irecv return a handle, and nobody waits for it. If you drop the handle, the "
-           "message may be lost. Keep the handle, then call its wait().")
+DROPPED = ("isend and irecv return a handle, but nothing waits for it here. If you drop the "
+           "handle, the message can be lost. Keep the handle, then call its wait().")
 
 
 class Waits:

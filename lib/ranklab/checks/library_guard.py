@@ -22,7 +22,8 @@ class LibrarysAnswer(Mistake):
 
     def __init__(self, name):
         super().__init__(f"it calls the library's own {name}",
-                         "Write the core yourself; the library's answer is what you rebuild here.")
+                         "Write the core yourself: the library's version is what you are "
+                         "rebuilding here.")
 
 
 def is_made_of(learner_fn, answer):

@@ -118,8 +118,8 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
     try:
         call = ship.dumps_call(trial, args)
     except TypeError as error:
-        raise Mistake(str(error), "It uses a name of the notebook that holds something that "
-                      "can't travel: an open file, a lock, a generator.") from None
+        raise Mistake(str(error), "It uses a notebook variable that can't be sent to the ranks, "
+                                  "such as an open file, a lock or a generator.") from None
     try:
         return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=timeout, stall=STALL,
                       preload=preload, watch=_watch.get())

@@ -84,7 +84,7 @@ PIECES = "zip(inputs.split(micro_batch), targets.split(micro_batch))"
 BACKWARD, ADDS = "loss.backward()", "mean = mean + loss.detach()"
 NUMBER = "-(-len(inputs) // micro_batch)"
 SUM, RETURN = "loss_sum(x, y) / count", "return mean"
-DIVIDE = "Divide by the number of targets that count, in the whole batch."
+DIVIDE = "Divide by the number of targets in the whole batch that are not IGNORE."
 ACCUMULATE = Proof(
     accumulate_gradients,
     Stage({"equal pieces, one piece, a ragged last piece: the gradient of the whole batch": (),
@@ -102,12 +102,14 @@ ACCUMULATE = Proof(
     mistakes=(
         Slip(f"These are the gradients of the sum. {DIVIDE}",
              (SUM, "loss_sum(x, y)"), (SUM, "loss_sum(x, y)", RETURN, "return mean / count")),
-        Slip(f"You divide by the rows of a piece. {DIVIDE}",
+        Slip(f"You divide by the number of rows in a piece. {DIVIDE}",
              ("/ count", "/ len(x)"), ("/ count", "/ micro_batch")),
-        Slip(f"You divide by the rows of the batch. {DIVIDE}", ("/ count", "/ len(inputs)")),
+        Slip(f"You divide by the number of rows in the batch. {DIVIDE}",
+             ("/ count", "/ len(inputs)")),
         Slip(f"You divide by the number of pieces. {DIVIDE}", ("/ count", f"/ {NUMBER}")),
-        Slip(f"You divide by the tokens of a row. {DIVIDE}", ("/ count", "/ inputs.shape[1]")),
-        Slip("Each piece gives the gradient of its own mean: divide each by the count of the whole "
+        Slip(f"You divide by the number of tokens in a row. {DIVIDE}",
+             ("/ count", "/ inputs.shape[1]")),
+        Slip("Each piece gives the gradient of its own mean: divide by the count of the whole "
              "batch, not of the piece.",
              ("/ count", "/ (y != IGNORE).sum()"), ("/ count", "/ y.numel()")),
         Slip("The mean of the pieces' means gives the short last piece too much weight. Divide "
@@ -115,34 +117,35 @@ ACCUMULATE = Proof(
              ("/ count", f"/ (y != IGNORE).sum() / {NUMBER}"),
              ("/ count", f"/ y.numel() / {NUMBER}")),
         Slip("Targets that are IGNORE do not count: divide by (targets != IGNORE).sum(), not by "
-             "the number of all.", ("(targets != IGNORE).sum()", "targets.numel()")),
-        Slip("Pieces hold different numbers of targets that are not IGNORE, whatever their rows. "
-             "Divide each piece's sum by the count of the whole batch.",
+             "the number of all targets.", ("(targets != IGNORE).sum()", "targets.numel()")),
+        Slip("Don't weight by rows: pieces differ in how many targets are not IGNORE, whatever "
+             "their rows. Divide each piece's sum by the count of the whole batch.",
              ("/ count", "/ (y != IGNORE).sum() * len(x) / len(inputs)")),
         Slip("The last piece was left out. It may have fewer rows than the others, and it may be "
              "the only one.",
              (PIECES, f"[p for p in {PIECES} if len(p[0]) == min(micro_batch, len(inputs))]"),
              (PIECES, f"list({PIECES})[: len(inputs) // micro_batch]"),
              (PIECES, f"list({PIECES})[:-1]")),
-        Slip("split(n) makes pieces of n rows, the last may have fewer; chunk(n) makes n pieces.",
+        Slip("split(n) makes pieces of n rows, of which the last may have fewer; chunk(n) makes up "
+             "to n pieces.",
              (PIECES, PIECES.replace("split", "chunk"))),
         Slip("Cut between rows: inputs.split(micro_batch).",
              (PIECES, PIECES.replace("batch)", "batch, 1)"))),
-        Slip("Each row goes through loss_sum once, for its gradient and for the mean.",
+        Slip("Each row must go through loss_sum only once, for both its gradient and the mean.",
              (ADDS, "mean = mean + loss_sum(x, y).detach() / count")),
         Slip("The whole batch is one piece here. Cut it: inputs.split(micro_batch).",
              (PIECES, "[(inputs, targets)]")),
         Slip("Call backward() on each loss.", (BACKWARD, "")),
-        Slip("Only the last piece has gone backward: call backward() inside the loop.",
+        Slip("You call backward() only on the last piece: call it inside the loop.",
              (BACKWARD, "", RETURN, "loss.backward()\n    return mean")),
-        Slip("Call backward() on each piece before the next forward: it frees what the piece kept "
-             "(not with retain_graph=True).",
+        Slip("Call backward() on each piece before the next forward: it frees what the piece kept, "
+             "unless you pass retain_graph=True.",
              (BACKWARD, "", ADDS, "mean = mean + loss", RETURN,
               "mean.backward()\n    return mean.detach()"),
              (BACKWARD, "loss.backward(retain_graph=True)")),
         Slip("Add up loss.detach(), or the graph of every piece stays in memory.",
              (ADDS, "mean = mean + loss")),
-        Slip("Return the mean over all targets that count, in the whole batch.",
+        Slip("Return the mean over all targets in the whole batch that are not IGNORE.",
              (RETURN, "return mean * count"), (RETURN, f"return mean / {NUMBER}"),
              (ADDS, "mean = loss.detach()"), (RETURN, "return mean * len(inputs)")),
         Slip("Return the mean loss of the batch.", (RETURN, "")),
@@ -150,10 +153,10 @@ ACCUMULATE = Proof(
              (RETURN, "targets[targets == IGNORE] = 0\n    return mean"),
              ("    mean = 0.0", "    targets.clamp_(min=0)\n    mean = 0.0")),
     ), hints=(
-        "backward() adds to .grad. What must each piece's loss be divided by, so that the sum of "
-        "gradients is the gradient of the mean?",
-        "Divide all pieces by the same number: how many targets of the whole batch are not "
-        "IGNORE.",
+        "backward() adds to .grad. What must each piece's loss be divided by so that the gradients "
+        "sum to the gradient of the mean?",
+        "Divide every piece by the same number: the count of targets in the whole batch that are "
+        "not IGNORE.",
         "for x, y in zip(inputs.split(micro_batch), targets.split(micro_batch)): loss = "
         "loss_sum(x, y) / count; loss.backward(); add up loss.detach().",
     ))

@@ -91,37 +91,38 @@ CHECKPOINTED = Proof(
     Stage("the same of a function with two outputs", _see, (Layers(two_outputs=True),),
           oracle=plainly),
     mistakes=(
-        Slip("Keep the inputs only: ctx.save_for_backward(*inputs), and run function inside "
+        Slip("Keep only the inputs: call ctx.save_for_backward(*inputs), and run function inside "
              "forward, where autograd records nothing.",
              ("Recompute.apply(*inputs)", "function(*inputs)")),
-        Slip("Do not keep what function returns: it is computed again.",
+        Slip("Do not keep what function returns: backward computes it again.",
              (f"            ctx.save_for_backward(*inputs)\n            {FORWARD}",
               "            outputs = function(*inputs)\n"
               "            ctx.save_for_backward(*inputs, outputs * 1)\n"
               "            return outputs",
               "in ctx.saved_tensors]", "in ctx.saved_tensors[:-1]]")),
-        Slip("function runs once in forward, and once again in backward.",
+        Slip("function must run once in forward and once more in backward.",
              ("outputs = function", "function(*leaves); outputs = function"),
              (FORWARD, f"function(*inputs); {FORWARD}")),
-        Slip("It is wrong only with dropout: the second forward drops other numbers than the "
+        Slip("This fails only with dropout: the second forward drops different numbers than the "
              "first. Run it inside random_replayed(ctx.random).",
              (", random_replayed(ctx.random)", "")),
-        Slip("Note the random state before function runs: afterwards dropout has drawn already.",
+        Slip("Save the random state before function runs: afterwards, dropout has already drawn "
+             "its numbers.",
              (FORWARD, "outputs = function(*inputs)\n            ctx.random = random_state()\n"
                        "            return outputs")),
-        Slip("Put the random state back after the second forward: random_replayed does.",
+        Slip("Restore the random state after the second forward, as random_replayed does.",
              (AGAIN, "set_random_state(ctx.random)\n            with torch.enable_grad():"),
              set_random_state=set_random_state),
         Slip("Autograd is off inside forward and backward of a Function: run function again inside "
              "torch.enable_grad(), on inputs that require a gradient where the originals did.",
              ("torch.enable_grad(), ", "")),
-        Slip("The kept inputs still hang on the graph that they came from. Detach them first: "
-             "x.detach().requires_grad_(x.requires_grad).", (CUT_OFF, "ctx.saved_tensors")),
+        Slip("The kept inputs are still attached to the graph that they came from. Detach them "
+             "first: x.detach().requires_grad_(x.requires_grad).", (CUT_OFF, "ctx.saved_tensors")),
         Slip("Kept inputs must require a gradient where the originals did: "
              "x.detach().requires_grad_(x.requires_grad).",
              (CUT_OFF, "[x.detach() for x in ctx.saved_tensors]")),
-        Slip("`mask` holds whole numbers, and can't require a gradient: ask only where the input "
-             "did.", (CUT_OFF, CUT_OFF.replace("x.requires_grad)", ")"))),
+        Slip("`mask` holds integers and can't require a gradient: require one only where the "
+             "original input did.", (CUT_OFF, CUT_OFF.replace("x.requires_grad)", ")"))),
         Slip("One input, `mask`, needs no gradient, and torch.autograd.grad can't be asked for it; "
              "torch.autograd.backward(outputs, gradients) can.", (BACKWARD, f"return {GRAD}")),
         Slip("Weights inside function are not among its inputs: torch.autograd.backward(outputs, "
@@ -130,22 +131,22 @@ CHECKPOINTED = Proof(
               RETURN, "tuple(next(grads) if x.requires_grad else None for x in leaves)")),
         Slip("Use the gradients that backward receives, not ones.",
              (BACKWARD, BACKWARD.replace("gradients", "torch.ones_like(outputs)"))),
-        Slip("Hand the gradients that backward receives on to torch.autograd.backward.",
+        Slip("Pass the gradients that backward receives to torch.autograd.backward.",
              (BACKWARD, "torch.autograd.backward(outputs)"), (BACKWARD, "outputs.backward()")),
-        Slip("outputs must go backward: torch.autograd.backward(outputs, gradients).",
+        Slip("Run backward from outputs: torch.autograd.backward(outputs, gradients).",
              (BACKWARD, "pass")),
-        Slip("function may return a tuple. backward then receives a gradient for each output: "
-             "torch.autograd.backward(outputs, gradients) takes both as they are.",
+        Slip("function may return a tuple; backward then receives one gradient for each output. "
+             "torch.autograd.backward(outputs, gradients) accepts both as they are.",
              (BACKWARD, "outputs.backward(*gradients)"),
              (BACKWARD, "outputs.backward(gradients[0])")),
-        Slip("Each output has its own gradient: hand on all of them, not the first alone.",
+        Slip("Each output has its own gradient: pass all of them on, not only the first.",
              (BACKWARD, "first = outputs[0] if isinstance(outputs, tuple) else outputs\n"
                         "            first.backward(gradients[0])")),
-        Slip("backward must return one gradient for each input, in a tuple; None where none is "
+        Slip("backward must return a tuple with one gradient for each input, or None where none is "
              "needed.", (RETURN, "leaves[0].grad"), (RETURN, "gradients"),
              (RETURN, "tuple(x.grad for x in leaves if x.requires_grad)"),
              (f"return {RETURN}", "pass")),
-        Slip("Return the gradients of all inputs, not of the first alone: tuple(x.grad for x in "
+        Slip("Return the gradients of all inputs, not only of the first: tuple(x.grad for x in "
              "leaves).", (RETURN, "(leaves[0].grad, *[None] * (len(leaves) - 1))")),
         Slip("Return the gradients in the order of the inputs.",
              (RETURN, "(leaves[1].grad, leaves[0].grad, None)")),

@@ -82,52 +82,53 @@ FLOPS = Proof(
         Slip("A multiply and an add are two FLOPs: an (m, k) @ (k, n) product costs 2 m k n.",
              (FORWARD, FORWARD.removeprefix("2 * "))),
         Slip("Attention's own two products are missing: q @ k and probability @ v. They have no "
-             "weights, and grow with the square of the sequence.",
+             "weights, and grow with the square of the sequence length.",
              ("(weights + attention)", "weights")),
-        Slip("You count half of attention. Count the masked half too, as torch's counter and most "
-             "papers do; and there are two products, q @ k and probability @ v.",
+        Slip("You count half of attention. It has two products, q @ k and probability @ v; count "
+             "the masked half as well, as torch's counter and most papers do.",
              (ATTENTION, "seq * C")),
-        Slip("Attention's products are as long as this batch, `seq`, not as config.n_ctx.",
+        Slip("Attention's products run over this batch's length, `seq`, not config.n_ctx.",
              (ATTENTION, "2 * config.n_ctx * C")),
         Slip("The heads share C: together, H heads of size C/H cost as much as one head of size C.",
              (ATTENTION, "2 * seq * C * config.n_head")),
-        Slip("All H heads together have C numbers a token; you count one head, C/H.",
+        Slip("The H heads together have C numbers a token; you count only one head, C/H.",
              (ATTENTION, "2 * seq * config.head_size")),
-        Slip("Attention: each token meets all `seq` tokens, in q @ k and in probability @ v.",
+        Slip("In attention, each token meets all `seq` tokens, in q @ k and in probability @ v.",
              (ATTENTION, "2 * C"), (ATTENTION, "2 * C * C")),
         Slip("The head is missing: C x V for each token.", (" + C * V", "")),
         Slip("Looking up an embedding multiplies nothing; only the head costs C x V.",
              ("+ C * V", "+ 2 * C * V")),
-        Slip("The head is there once, not in each layer.",
+        Slip("Count the head once, not once per layer.",
              ("attention) + C * V", "attention + C * V)")),
         Slip("That is one layer: multiply by config.n_layer.", ("config.n_layer * ", "")),
-        Slip("You count one sequence: multiply by the batch.", ("batch * seq", "seq")),
-        Slip("A batch has batch * seq tokens, and each goes through all products.",
+        Slip("You count only one sequence: multiply by the batch size.", ("batch * seq", "seq")),
+        Slip("A batch has batch * seq tokens, and each goes through every product.",
              ("batch * seq", "batch")),
-        Slip("q, k, v and out are four matrices of C x C, and each of the MLP's two is C x 4C: "
-             "12 C^2 in all.", ("12 * C * C", "8 * C * C"), ("12 * C * C", "4 * C * C"),
+        Slip("q, k, v and out are four C x C matrices, and the MLP's two are C x 4C each: 12 C^2 "
+             "in all.", ("12 * C * C", "8 * C * C"), ("12 * C * C", "4 * C * C"),
              ("12 * C * C", "11 * C * C"), ("12 * C * C", "6 * C * C"),
              ("12 * C * C", "10 * C * C"), ("12 * C * C", "9 * C * C")),
-        Slip("With backward=False, count only forward.", (TIMES, "3 * forward")),
-        Slip("That is forward alone. The default is a whole step.", (TIMES, "forward"),
+        Slip("With backward=False, count only the forward pass.", (TIMES, "3 * forward")),
+        Slip("That is only the forward pass. The default is a whole step.", (TIMES, "forward"),
              ("backward=True", "backward=False")),
-        Slip("Backward costs twice the forward: each product needs one for the gradient of its "
-             "input and one for that of its weight. Forward and backward are three.",
+        Slip("Backward costs twice the forward: each product needs one more for its input's "
+             "gradient and one for its weight's. Forward and backward cost three forwards.",
              (TIMES, "2 * forward if backward else forward")),
-        Slip("Four forwards are a step that computes each forward twice, to save memory. Here "
-             "forward and backward are three.",
+        Slip("Four forwards is the cost of a step that computes each forward twice to save memory. "
+             "Here forward and backward cost three.",
              (TIMES, "4 * forward if backward else forward")),
         Slip("Return the FLOPs, as a number.", ("return 3", "3")),
-        Slip("Norms and the lookup of the embedding multiply no matrices: go through it product by "
-             "product, not by the number of parameters.",
+        Slip("Norms and embedding lookups multiply no matrices: count product by product, not from "
+             "the number of parameters.",
              (FORWARD, "2 * tokens * count_parameters(config)"),
              (FORWARD, "2 * tokens * (count_parameters(config) + config.n_layer * attention)"),
              count_parameters=count_parameters),
     ), hints=(
         "List the matrix products of one block: six with weights, two without.",
-        "An (m, k) @ (k, n) product costs 2 m k n. Per token, weights cost 2 x 12 C^2, and "
-        "attention's two products 2 x 2 seq C; the head costs 2 C V once.",
-        "forward = 2 * batch * seq * (n_layer * (12 C^2 + 2 seq C) + C V); a step is 3 of it.",
+        "An (m, k) @ (k, n) product costs 2 m k n. Per token, a block's weights cost 2 x 12 C^2 "
+        "and attention's two products 2 x 2 seq C; the head costs 2 C V once.",
+        "forward = 2 * batch * seq * (n_layer * (12 C^2 + 2 seq C) + C V); a step costs 3 times "
+        "that.",
     ))
 
 
@@ -160,24 +161,25 @@ MFU = Proof(
     Stage("right for one device and for eight, from the FLOPs that torch counts", _see_mfu,
           (Speed(WIDE, 1e6, 1e13, 1), Speed(TINY, 3e7, 312e12, 8)), oracle=by_torchs_flops),
     mistakes=(
-        Slip("Return a fraction, not per cent.", ("return ", "return 100 * ")),
+        Slip("Return a fraction, not a percentage.", ("return ", "return 100 * ")),
         Slip("If you compute something twice to save memory, count it once.",
              ("return ", "return 4 / 3 * ")),
         Slip("The peak of all devices together is devices x peak_flops, and tokens_per_second "
              "already counts all devices.", ("(peak_flops * devices)", "peak_flops")),
         Slip("`/ peak_flops * devices` multiplies by devices. Divide by both: / (peak_flops * "
              "devices).", ("(peak_flops * devices)", "peak_flops * devices")),
-        Slip("Training is forward and backward: three forwards.",
+        Slip("Training is forward and backward, which cost three forwards.",
              ("n_ctx) /", "n_ctx, backward=False) /")),
-        Slip("transformer_flops counts backward already: do not multiply by 3 once more.",
+        Slip("transformer_flops already counts backward: do not multiply by 3 again.",
              ("return ", "return 3 * ")),
-        Slip("FLOPs per token, not per sequence of n_ctx tokens.", (" / config.n_ctx", "")),
-        Slip("Sequences have n_ctx tokens, and each of them meets all others in attention: "
-             "transformer_flops of one token counts almost no attention.",
+        Slip("Use the FLOPs per token, not per sequence of n_ctx tokens.", (" / config.n_ctx", "")),
+        Slip("Sequences have n_ctx tokens, and in attention each meets all the others: "
+             "transformer_flops of a single token counts almost no attention.",
              (PER_TOKEN, "transformer_flops(config, 1, 1)")),
         Slip("6 N leaves attention out. Use transformer_flops, which counts it.",
              (PER_TOKEN, "6 * count_parameters(config)"), count_parameters=count_parameters),
-        Slip("It is upside down: what the model needs, over what the devices could do.",
+        Slip("The fraction is upside down: divide what the model needs by what the devices could "
+             "do.",
              ("return ", "return 1 / (", "devices)", "devices))")),
         Slip("Return the fraction, as a number.", ("return ", "")),
     ), hints=(
@@ -237,10 +239,11 @@ STATE = Proof(
              (GRADIENTS, '"gradients": (2 if recipe == "bf16" else 4) * n')),
         Slip("Adam keeps two numbers for each parameter, a mean and a mean square.",
              (MOMENTS, MOMENTS.removeprefix("2 * "))),
-        Slip("Mixed: the optimizer holds 12 bytes a parameter. Both moments are float32, and so "
-             "are the master weights: a bf16 weight is too coarse to add small steps to.",
+        Slip("In mixed, the optimizer holds 12 bytes a parameter: both moments and the master "
+             "weights are float32, because a bf16 weight is too coarse for small steps.",
              ("moments + master", "moments"), (MOMENTS, '2 * (4 if recipe == "fp32" else 2)')),
-        Slip("In the recipe bf16 all is bf16: two moments of 2 bytes, and no master weights.",
+        Slip("In the bf16 recipe everything is bf16: two moments of 2 bytes each, and no master "
+             "weights.",
              (MOMENTS, "2 * 4"), (MASTER, '0 if recipe == "fp32" else 4')),
         Slip("In fp32 the weights are float32 already: only mixed precision has master weights.",
              (MASTER, "4"), (MASTER, '0 if recipe == "bf16" else 4')),
@@ -264,7 +267,7 @@ STATE = Proof(
     ), hints=(
         "Four things live as long as the run: weights, gradients, Adam's two moments, and perhaps "
         "a master copy of the weights.",
-        "mixed: 2 + 2 bytes in bf16, and 4 + 4 + 4 in float32 with the optimizer.",
+        "mixed: 2 + 2 bytes in bf16, plus 4 + 4 + 4 in float32 for the optimizer.",
         '"fp32": 4, 4, 8; "mixed": 2, 2, 12; "bf16": 2, 2, 4 bytes a parameter.',
     ))
 
@@ -340,60 +343,64 @@ ACTIVATIONS = Proof(
              (READ, "(1 + 1)")),
         Slip("GELU keeps its input, 4 C wide, and `down` keeps GELU's output, 4 C more.",
              (MLP, "(1 + 4)")),
-        Slip("C numbers a token are missing: the input of q, k and v, the attention's output and "
-             "the input of `up` are each kept.", (MLP, "(4 + 4)"), (READ, "(1 + 3)")),
+        Slip("C numbers a token are missing: the input of q, k and v, attention's output and the "
+             "input of `up` are all kept.", (MLP, "(4 + 4)"), (READ, "(1 + 3)")),
         Slip("Each of the two norms keeps its own input for backward, C wide.",
              (NORMS, "4 * element")),
-        Slip("A norm also keeps a mean and a deviation for each token: 2 numbers, two norms.",
+        Slip("Each of the two norms also keeps a mean and a deviation for each token: 2 numbers.",
              (NORMS, "2 * C * element")),
-        Slip("A norm keeps 2 numbers for a token besides its input: a mean and a deviation.",
+        Slip("Besides its input, a norm keeps 2 numbers for each token: a mean and a deviation.",
              (NORMS, "2 * (C + 1) * element")),
         Slip("A block has two norms, and each keeps its input and 2 numbers.",
              (NORMS, "(C + 2) * element")),
-        Slip("Flash attention stores log-sums, and no (T, T) matrix.",
+        Slip("Flash attention stores log-sums, not a (T, T) matrix.",
              (CORE, "H * seq * element + (4 * H if config.flash else 0)")),
         Slip("Flash attention keeps one float32 log-sum for each head and token.",
              ("4 * H if", "0 if")),
-        Slip("The log-sums are float32, 4 bytes each, in a bf16 model too.",
+        Slip("The log-sums are float32, 4 bytes each, even in a bf16 model.",
              ("4 * H if", "element * H if")),
         Slip("There is a log-sum for each of the H heads.", ("4 * H if", "4 if")),
-        Slip("config.flash is True here: log-sums, and no (T, T) matrix. Are the two branches "
-             "swapped?", ("if config.flash", "if not config.flash")),
+        Slip("config.flash is True here, so count log-sums and no (T, T) matrix. Are the two "
+             "branches swapped?", ("if config.flash", "if not config.flash")),
         Slip("Plain attention keeps a (T, T) matrix for each head: H x seq a token.",
              (CORE, "4 * H"), (CORE, "4 * H if config.flash else 0")),
         Slip("There is a (T, T) matrix for each of the H heads.", ("else H * seq", "else seq")),
-        Slip("The matrix has `element` bytes a number, as all other numbers have.",
+        Slip("The matrix has `element` bytes a number, not always 4.",
              ("else H * seq * element", "else H * seq * 4")),
-        Slip("softmax needs its output only; the scores before it are not kept.",
+        Slip("softmax needs only its output: the scores before it are not kept.",
              ("else H", "else 2 * H")),
-        Slip("The (T, T) matrix is as long as this batch, not config.n_ctx.",
+        Slip("The (T, T) matrix has the length of this batch, not config.n_ctx.",
              ("else H * seq", "else H * config.n_ctx")),
-        Slip("More layers keep no more: multiply by config.n_layer.", (" * config.n_layer", "")),
+        Slip("Your count does not grow with the number of layers: multiply by config.n_layer.",
+             (" * config.n_layer", "")),
         Slip("That is one token: multiply by batch * seq.", ("tokens * config", "config")),
-        Slip("That is one sequence: multiply by the batch.", ("tokens * config", "seq * config")),
+        Slip("That is one sequence: multiply by the batch size.",
+             ("tokens * config", "seq * config")),
         Slip("The blocks are right. Add ends_bytes(config, batch, seq, element) once, for what "
              "lies before the first block and after the last.", (f" + {ENDS}", "")),
-        Slip("Give ends_bytes your `element` too: without it, it counts 4 bytes a number.",
+        Slip("Pass `element` to ends_bytes as well: without it, ends_bytes counts 4 bytes a "
+             "number.",
              (ENDS, "ends_bytes(config, batch, seq)")),
         Slip("Add ends_bytes(...) once, after multiplying by the layers, not in each layer.",
              (ENDS, f"config.n_layer * {ENDS}")),
-        Slip("Numbers have `element` bytes, 2 in bf16, and not 4.",
+        Slip("A number has `element` bytes, and in bf16 that is 2, not 4.",
              ("    C, H, tokens", "    element = 4\n    C, H, tokens")),
-        Slip("Embedding, head and loss are not checkpointed: add ends_bytes(config, batch, seq, "
-             "element) here too.", (ENDS, f"(0 if recompute else {ENDS})")),
-        Slip("A checkpointed block keeps one tensor, its input, of C numbers a token, of `element` "
-             "bytes each; it computes all others again.", (BLOCK, ""),
+        Slip("The embedding, head and loss are not checkpointed: add ends_bytes(config, batch, "
+             "seq, element) with recompute as well.", (ENDS, f"(0 if recompute else {ENDS})")),
+        Slip("A checkpointed block keeps one tensor, its input: C numbers a token, `element` bytes "
+             "each. It recomputes everything else.", (BLOCK, ""),
              (BLOCK, "(C + 2) * element if recompute else "),
              (BLOCK, "C if recompute else "), (BLOCK, "4 * C if recompute else "),
              (BLOCK, "0 if recompute else "), (BLOCK, "norms if recompute else "),
              (BLOCK, "2 * C * element if recompute else ")),
-        Slip("Checkpointed, each block keeps its own input: multiply by config.n_layer here too.",
+        Slip("Each checkpointed block keeps its own input: multiply by config.n_layer with "
+             "recompute as well.",
              ("config.n_layer * block", "(1 if recompute else config.n_layer) * block")),
         Slip("Return the bytes, as a number.", ("return tokens", "tokens")),
     ), hints=(
         "A linear layer keeps its input. GELU keeps its input. Which of them share one tensor?",
-        "In units of C numbers a token: the norms 2, attention 1 + 3 + 1, the MLP 1 + 4 + 4. Then "
-        "2 numbers for each norm, and the log-sums or the matrix of attention.",
-        "block = (16 C + 4) * element + (4 H if flash else H * seq * element); recompute: "
-        "C * element. Times tokens and layers, plus ends_bytes(...).",
+        "In units of C numbers a token, the norms keep 2, attention 1 + 3 + 1, and the MLP 1 + 4 + "
+        "4. Add 2 numbers for each norm, and attention's log-sums or matrix.",
+        "block = (16 C + 4) * element + (4 H if flash else H * seq * element); with recompute, C * "
+        "element. Multiply by tokens and layers, and add ends_bytes(...).",
     ))

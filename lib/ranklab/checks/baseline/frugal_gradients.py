@@ -29,26 +29,26 @@ CASES = (  # rows, tokens, IGNOREd targets of each row, whether the embedding is
     ("2 rows, a frozen embedding, a head of its own", 2, 40, (), True),
 )
 # What is said.
-COUNT = ("Divide every piece's sum by the count of the whole batch: the targets that are not "
-         "IGNORE. Each block's gradient goes on into the block before.")
-TWO_JOBS = "All others are right. The embedding has two jobs, so it gets two gradients."
-LOST = ("Autograd ends where no input needs a gradient, as behind a frozen embedding. checkpointed "
-        "needs an input that needs a gradient: x.requires_grad_().")
+COUNT = ("Divide every piece's sum by the number of targets in the whole batch that are not "
+         "IGNORE. Pass each block's gradient on to the block before it.")
+TWO_JOBS = "All other gradients are right. The embedding has two jobs, so it gets two gradients."
+LOST = ("Autograd stops where no input requires a gradient, as after a frozen embedding. "
+        "checkpointed needs an input that requires one: x.requires_grad_().")
 DETACH = "Add up loss.detach(), or the graph of every piece stays in memory."
-MEAN = "Return the mean over all targets that count, in the whole batch."
-ADDS = ("Leave .grad as you find it: setting it to zero is the caller's business. And leave the "
-        "model as it was: put back what you replaced in it.")
-PUT_BACK = ("If you replace something in it for the call, such as a block's forward or model.loss, "
-            "put it back (try, finally). Or call the parts yourself: model.token, model.blocks, "
-            "model.norm, model.loss.")
-TWICE = ("Each block may run forward twice, not three times, and no row or piece of the loss more "
-         "often than that.")
-ALL_BLOCKS = ("All blocks of a row keep their activations at once, or blocks of many rows do. Keep "
-              "the inputs of the blocks alone, and run each block again in backward.")
-LOGITS = ("The logits of a whole row are in memory at once, with their softmax and their gradient. "
-          "Take the head and the loss for some tokens at a time.")
-SMALLER = ("Take one row at a time, and free each piece's tensors before the next. Or the logits "
-           "of a whole row are in memory at once: take some tokens at a time.")
+MEAN = "Return the mean over all targets in the whole batch that are not IGNORE."
+ADDS = ("Add to .grad, and never zero it: that is the caller's job. And leave the model as it was: "
+        "restore whatever you replaced in it.")
+PUT_BACK = ("If you replace part of the model for the call, such as a block's forward or "
+            "model.loss, restore it (try, finally). Or call the parts yourself: model.token, "
+            "model.blocks, model.norm, model.loss.")
+TWICE = ("Run each block forward at most twice, not three times, and each row and each piece of "
+         "the loss no more often than that.")
+ALL_BLOCKS = ("The activations of all blocks of a row, or of many rows, are in memory at once. "
+              "Keep only each block's input, and run the block again in backward.")
+LOGITS = ("The logits of a whole row are in memory at once, with their softmax and gradient. "
+          "Compute the head and the loss for a few tokens at a time.")
+SMALLER = ("Take one row at a time, and free each piece's tensors before the next. If the logits "
+           "of a whole row are in memory, take a few tokens at a time.")
 
 
 def _model(config, is_frozen=False):
@@ -193,13 +193,14 @@ FRUGAL = Exercise(
         Slip(SMALLER, (ROWS, "inputs.split(2), targets.split(2)")),
     ), hints=(
         "Three things are large in a plain step: the activations of all rows, the activations of "
-        "all blocks, and the logits. Each has a cure: one row at a time, blocks that run again, "
-        "the loss in pieces.",
-        "One row at a time, through accumulate_gradients or a loop of your own. Blocks: "
-        "checkpoint_blocks, or call them without autograd and keep their inputs. The loss: model."
-        "loss(model.head, hidden, targets, \"sum\") for some tokens at a time.",
-        "For each row, under torch.no_grad(): hidden = [model.token(x)], and block(hidden[-1]) for "
-        "each block. Then the loss of 16 tokens at a time, / count, backward() at once, on "
-        "h.detach().requires_grad_(); h.grad is what goes on. Then from the last block to the "
-        "first: h = hidden.pop().requires_grad_(); block(h).backward(gradient); gradient = h.grad. "
-        "At the end model.token(x).backward(gradient), if model.token.weight.requires_grad."))
+        "all blocks, and the logits. Each has a remedy: take one row at a time, run the blocks "
+        "again, compute the loss in pieces.",
+        "Take one row at a time, with accumulate_gradients or your own loop. For the blocks, use "
+        "checkpoint_blocks, or call them without autograd and keep their inputs. For the loss, "
+        'call model.loss(model.head, hidden, targets, "sum") on a few tokens at a time.',
+        "For each row, under torch.no_grad(): hidden = [model.token(x)], then append "
+        "block(hidden[-1]) for each block. Compute the loss of 16 tokens at a time, / count, on "
+        "h.detach().requires_grad_(), and call backward() at once; h.grad is the gradient to pass "
+        "on. Then, from the last block to the first: h = hidden.pop().requires_grad_(); "
+        "block(h).backward(gradient); gradient = h.grad. At the end, call "
+        "model.token(x).backward(gradient) if model.token.weight.requires_grad."))

@@ -18,7 +18,8 @@ def _blocks_gb():
 PREDICTIONS = (
     Prediction("days_on_one_gpu", solution="6 * 1.5e9 * 30e9 / (0.4 * 989.4e12) / 86400",
                unit="days", tolerance=0.03,
-               hint="All the FLOPs of the training, over the FLOPs that this GPU does in a day.",
+               hint=("Divide all the FLOPs of the training by the FLOPs that this GPU does in a "
+                     "day."),
                answer=lambda: 6 * 1.5e9 * 30e9 / (0.4 * H100.bf16_flops) / 86400,
                mistakes={2.63: "that is forward alone; a step costs three forwards",
                          3.16: "that is the time at 100% of the peak, which nobody reaches",
@@ -34,8 +35,8 @@ PREDICTIONS = (
                          "and an add are two FLOPs",
                          8.69: "a multiply and an add are two FLOPs",
                          2.17: "that is one sequence; the batch has 8"},
-               why="The rule says 17.4. With attention's own products it is 19.85, a seventh "
-                   "more. You count that next."),
+               why=("The rule says 17.4. With attention's own products it is 19.85, a seventh "
+                    "more. You will count those next.")),
     Prediction("mfu_percent", solution="100 * 2.423e9 * 160_000 / 989.4e12", unit="%",
                tolerance=0.03,
                hint="How many FLOPs does the model need in a second, and how many could the GPU "
@@ -53,7 +54,7 @@ PREDICTIONS = (
                          28: "weights and gradients; Adam keeps more",
                          84: "the float32 master weights are missing, 4 bytes a parameter",
                          56: "Adam's two moments are float32 here, and there are master weights"},
-               why="More than any 80 GB GPU holds, before the first activation."),
+               why="That is more than any 80 GB GPU holds, before the first activation."),
     Prediction("activation_gb", solution="16 * 1024 * 2 * 8 * 1024 * 24 / 1e9", unit="GB",
                hint="Count the numbers that one block keeps for one token, in multiples of C; "
                      "then multiply.",
@@ -65,35 +66,37 @@ PREDICTIONS = (
                          6.84: "17 C a token: attention's output, which is the input of `out`, is "
                                "one tensor",
                          7.25: "18 C a token: q, k and v read one tensor, not three"},
-               why="It grows with the batch and the sequence; model states do not."),
+               why="Activation memory grows with the batch and the sequence; model states do not."),
     Prediction("ragged_factor", solution="(1 / 3) / (1 / 9)", tolerance=0.001,
                hint="What share of the final mean does the last row get, and what share should "
                      "it get?",
                answer=lambda: (1 / 3 * 1 / 1) / (1 / (4 + 4 + 1)),
                mistakes={4: "yes, against a row of a full piece; and against its true 1/9?",
                          9: "its weight is 1/3, not 1: three pieces share the mean"},
-               why="No crash reports this bug, and one framework shipped it for years."),
+               why="This bug causes no crash, and one framework shipped it for years."),
     Prediction("logits_mb", solution="1024 * 50304 * 4 / 1e6", unit="MB", tolerance=0.03,
                hint="There is one logit for each token and each entry of the vocabulary.",
                answer=lambda: MEDIUM.n_ctx * MEDIUM.vocab_size * 4 / 1e6,
                mistakes={51.5: "that counts numbers; float32 has 4 bytes",
                          103: "that is 2 bytes a number; float32 has 4",
                          0.2: "that is one token; there are 1024"},
-               why="With softmax and gradient it is three times as much: more than some blocks."),
+               why=("With the softmax and the gradient it is three times as much: more than "
+                    "several blocks keep.")),
     Prediction("recompute_percent", solution="100 * 1 / 3", unit="%", tolerance=0.02,
-               hint="Count in forwards: what does a step cost without checkpointing, and what "
-                     "comes on top?",
+               hint=("Count in forwards: what does a step cost without checkpointing, and what "
+                     "does checkpointing add?"),
                answer=lambda: 100 * transformer_flops(MEDIUM, 1, 1024, backward=False)
                / transformer_flops(MEDIUM, 1, 1024),
                mistakes={50: "backward is two forwards, so a step is three; one more is a third",
                          100: "only the forward is computed twice, not backward",
                          25: "yes, of the new step; and of the old one?"},
-               why="At most, because the head is in no block and runs only once."),
+               why=("That is the most it can be, because the head is in no block and runs only "
+                    "once.")),
     Prediction("break_even_intensity", solution="989.4e12 / 3.35e12", unit="FLOP/byte",
                hint="When do N bytes take as long to move as their FLOPs take to compute?",
                answer=lambda: H100.balance, tolerance=0.02,
                mistakes={591: "the sparse peak is not for dense matrices",
                          20: "that is the float32 peak; bf16 has 989 TFLOP/s",
                          0.00339: "FLOPs over bytes, not bytes over FLOPs"},
-               why="A bf16 number has two bytes, so each one must enter 295 multiply-adds."),
+               why="A bf16 number has two bytes, so each one must take part in 295 multiply-adds."),
 )  # fmt: skip

@@ -98,51 +98,54 @@ SCALE_LOSS = Proof(
               DIVIDES, "pass")),
         Slip("Look before you step: if any gradient is inf or NaN, skip the step.",
              (SKIPS, "optimizer.step()\n        return"), (OVERFLOWS, "if False:")),
-        Slip("Look at all gradients, and at each number of them: one that is not finite is enough "
-             "to skip the step.",
+        Slip("Check every number of every gradient: a single one that is not finite is enough to "
+             "skip the step.",
              (FINITE, "gradients[0].isfinite().all()"), (FINITE, "gradients[-1].isfinite().all()"),
              (FINITE, "all(gradient.isfinite().any() for gradient in gradients)"),
              (FINITE, "any(gradient.isfinite().all() for gradient in gradients)")),
-        Slip("Look at all param_groups.",
+        Slip("Use the gradients of all param_groups.",
              ("for group in optimizer.param_groups", "for group in optimizer.param_groups[:1]")),
-        Slip("NaN is no overflow to isinf(), nor larger than anything. isfinite() is False for "
-             "both.", (FINITE, "all(not gradient.isinf().any() for gradient in gradients)"),
+        Slip("isinf() misses NaN, and NaN is never larger than a limit. isfinite() is False for "
+             "both infinity and NaN.",
+             (FINITE, "all(not gradient.isinf().any() for gradient in gradients)"),
              (OVERFLOWS, "if any((gradient.abs() > 65504).any() for gradient in gradients):")),
-        Slip("-inf is not finite either: isfinite(), or abs() before you compare.",
+        Slip("-inf is not finite either: use isfinite(), or abs() before you compare.",
              (OVERFLOWS, "if any((gradient > 65504).any() or gradient.isnan().any()\n"
               "           for gradient in gradients):")),
         Slip("Start each step from zero gradients: optimizer.zero_grad() before backward.",
              ("    optimizer.zero_grad()\n    (loss", "    (loss",
               SKIPS, "return")),
-        Slip("After an overflow the scale halves.", ("scale=state.scale / 2, ", "")),
-        Slip("After an overflow the scale halves, from what it is now.",
+        Slip("After an overflow, halve the scale.", ("scale=state.scale / 2, ", "")),
+        Slip("After an overflow, the new scale is half the current one.",
              (HALVED, "scale=2.0**11, clean_steps=0"),
              (HALVED, "scale=state.scale / 4, clean_steps=0"), (HALVED, "scale=1.0, clean_steps=0"),
              (HALVED, "scale=state.scale * 2, clean_steps=0"),
              (HALVED, "scale=state.scale / 2**11, clean_steps=0")),
-        Slip("It doubles too soon: an overflow sets clean_steps back to 0.",
+        Slip("The scale doubles too soon: an overflow must set clean_steps back to 0.",
              (HALVED, "scale=state.scale / 2"),
              (HALVED, "scale=state.scale / 2, clean_steps=state.clean_steps + 1")),
-        Slip("It doubles too soon: after `interval` clean steps in a row.",
+        Slip("The scale doubles too soon: it must double only after `interval` clean steps in a "
+             "row.",
              (f"if {REACHED}", "if False"), (REACHED, "state.clean_steps + 2 < state.interval")),
-        Slip("It doubles too late: the step that makes `interval` clean ones counts, too.",
+        Slip("The scale doubles too late: the clean step that completes the `interval` counts as "
+             "well.",
              (REACHED, "state.clean_steps < state.interval"),
              (REACHED, "state.clean_steps + 1 <= state.interval")),
-        Slip("It doubles too soon: doubling sets clean_steps back to 0.",
+        Slip("The scale doubles too soon: doubling must set clean_steps back to 0.",
              (DOUBLED, DOUBLED.replace("=0", "=state.clean_steps + 1"))),
-        Slip("After `interval` clean steps the scale doubles; `interval` steps later it doubles "
-             "again.",
+        Slip("After `interval` clean steps the scale doubles; after `interval` more, it must "
+             "double again.",
              (REACHED, "state.clean_steps + 1 != state.interval",
               DOUBLED, DOUBLED.replace("=0", "=state.clean_steps + 1"))),
-        Slip("Doubling sets clean_steps to 0, not to 1: the step that doubles belongs to the "
-             "interval before.", (DOUBLED, DOUBLED.replace("=0", "=1"))),
-        Slip("It never doubles: count the clean steps in state.clean_steps.",
+        Slip("Doubling sets clean_steps to 0, not to 1: the step that doubles the scale belongs to "
+             "the interval just completed.", (DOUBLED, DOUBLED.replace("=0", "=1"))),
+        Slip("The scale never doubles: count the clean steps in state.clean_steps.",
              (COUNTS, "clean_steps=state.clean_steps"), (REACHED, "True")),
-        Slip("After `interval` clean steps the scale doubles: times 2.",
+        Slip("After `interval` clean steps, multiply the scale by 2.",
              (DOUBLED, DOUBLED.replace("* 2", "* 4")), (DOUBLED, DOUBLED.replace("* 2", "+ 2"))),
-        Slip("The interval is no constant: take state.interval.",
+        Slip("The interval is not a constant: use state.interval.",
              ("< state.interval", "< 3")),
-        Slip("Keep nothing between two calls, in a global or a default argument: count in "
+        Slip("Keep nothing between calls in a global or a default argument: count in "
              "state.clean_steps.",
              ("optimizer, state):", "optimizer, state, counted=[]):",
               "    optimizer.zero_grad()\n    (loss", "    optimizer.zero_grad()\n    state = "
@@ -157,10 +160,10 @@ SCALE_LOSS = Proof(
              ("return state._replace(clean_steps=", "return dict(clean_steps="),
              (f"return state._replace({COUNTS})", "return state.scale")),
     ), hints=(
-        "Three things can happen: a gradient overflows; a clean step; the last of `interval` clean "
-        "steps.",
-        "Overflow: no step, half the scale, clean_steps 0. Clean: divide the gradients by the "
-        "scale, step, count; after `interval` in a row double the scale and count from 0.",
+        "There are three cases: an overflow, a clean step, and the last of `interval` clean steps.",
+        "On overflow, skip the step, halve the scale and set clean_steps to 0. Otherwise, divide "
+        "the gradients by the scale, step and count; after `interval` clean steps in a row, double "
+        "the scale and count from 0.",
         "if not all(g.isfinite().all() for g in gradients): return "
         "state._replace(scale=state.scale / 2, clean_steps=0)",
     ))

@@ -17,22 +17,23 @@ EVERYWHERE = FOUR, GROUPS, PAIRS
 # --- train_with_owners ----------------------------------------------------------------------------
 
 OWNERS = {"steps": 6, "images": 200}, {"steps": 4, "images": 20, "width": 7, "seed": 3}
-IN_LINE = ("All wait in the same line, and each for another rank: let each rank print what it "
-           "sends or waits for, before it does.")
-FEWER_COUNTS = ("The counts have one size, so a rank has made fewer calls than the others. With 20 "
-                "images a rank does not see every digit.")
+IN_LINE = ("All ranks wait at the same line of code, each for a different rank. Let each rank "
+           "print what it sends or waits for, just before it does.")
+FEWER_COUNTS = ("All counts have the same size, so a rank must have made fewer calls than the "
+                "others. With 20 images a rank does not see every digit.")
 OWNERS_FAILURES = {r"hang: broadcast(, broadcast)*": IN_LINE, "hang: .*all_reduce.*": FEWER_COUNTS}
-AS_OWNED = "Each rank must have each parameter as its owner has it."
-KEPT_ONCE = "The owner of a parameter alone keeps its momentum."
+AS_OWNED = "Every rank must hold each parameter with its owner's values."
+KEPT_ONCE = "Only the owner of a parameter keeps its momentum."
 OWN_BATCH = "torch.arange(16 * step, 16 * step + 16, device=device()) % len(y)"
 ALL_BATCHES = ("torch.cat([own[torch.arange(16 * step, 16 * step + 16) % len(own)] for own in "
                "(torch.arange(rank, len(y), {0}) for rank in range({0}))])")
 SLIPS_OF_OWNERS = (
-    Slip("They are those of the start: nothing has been learned.", ("lr=0.05", "lr=0.0")),
-    Slip("They are added up over different digits. The k-th call of each rank is for another "
-         "digit: which digits, in which order, has each rank's dict?",
+    Slip("The weights are still the initial ones: nothing has been learned.",
+         ("lr=0.05", "lr=0.0")),
+    Slip("The sums mix different digits, because the k-th call is for a different digit on each "
+         "rank. Which digits does each rank's dict hold, in which order?",
          ("in range(10)", "in dict.fromkeys([*right, *range(10)])")),
-    Slip("They are still this rank's own: nothing from the other ranks has come into them.",
+    Slip("The counts are still this rank's own: nothing from the other ranks has been added.",
          ("dist.all_reduce(count, group=group)", "pass")))
 
 
@@ -62,11 +63,11 @@ def check_train_with_owners(program):
 
 # --- train_on_a_grid ------------------------------------------------------------------------------
 
-ONE_ORDER = ("All ranks take the groups in one order. This one ends with gloo, and on GPUs it is "
-             "not safe: torch's new_group says so, and NCCL's guide.")
-WRITER = "Replica r's norms are logged by its rank number r % tensor, and by no other."
-ALL_WAIT = ("Which group does each rank call first, for whom does it wait there, and where does "
-            "that rank wait?")
+ONE_ORDER = ("All ranks must use the groups in the same order. This finishes with gloo but is not "
+             "safe on GPUs, as torch's new_group and NCCL's guide say.")
+WRITER = "Replica r's norms must be logged only by its rank number r % tensor."
+ALL_WAIT = ("Which group does each rank use first, which rank does it wait for there, and where "
+            "does that rank wait?")
 
 
 # By the number of ranks, 1 to 4, so many are a replica.
@@ -125,14 +126,14 @@ def check_train_on_a_grid(program):
 # --- train_until_good -----------------------------------------------------------------------------
 
 GOOD = {"steps": 30, "good": 0.65}, {"steps": 24, "batch": 1, "good": 0.55, "seed": 1}
-ONE_LESS = ("A rank has made fewer calls than the others. On what does it depend whether a rank "
-            "makes a call? There may be two places.")
-ALL_DECIDE = "`good` of all held-out digits: add up what is right on all ranks, then decide."
-EVERY_CALL = ("A step's mean is over the scans that are left, of all ranks. A rank without one "
-              "has a sum of zeros to give: if it leaves out the call, its next scans are added to "
-              "others' scans of the step before.")
+ONE_LESS = ("A rank has made fewer calls than the others. What decides whether a rank makes a "
+            "call? There may be two such places.")
+ALL_DECIDE = ("`good` is a share of all held-out digits: add up the right ones over all ranks, "
+              "then decide.")
+EVERY_CALL = ("A step's mean is over the clear scans of all ranks. A rank without one contributes "
+              "zeros: if it skips the call, its next scans join the others' previous step.")
 ONE_DECIDES = Slip(
-    f"It ends where the first rank is good. {ALL_DECIDE}",
+    f"It stops as soon as one rank is good enough. {ALL_DECIDE}",
     ("seen = torch.stack([right, torch.tensor(len(held_y), device=device())])",
      "seen = (right >= good * len(held_y)).long()", "seen[0] >= good * seen[1]", "seen > 0"))
 
@@ -171,7 +172,7 @@ HANGS = (
         "For each loop with a call in it: what does its order depend on, and is that the same on "
         "all ranks?",
         "There are two such loops. In one the order depends on what a rank owns, in the other on "
-        "what it has seen, and it may not have seen all.",
+        "what it has seen, and it may not have seen every digit.",
         "for name in weights, on all ranks; for digit in range(10), with right.get(digit, 0).")),
     Exercise(hangs.train_on_a_grid, check_train_on_a_grid, mistakes=(
         Slip(ALL_WAIT, GRID_CASE.edits[0]),
@@ -181,9 +182,9 @@ HANGS = (
                          "works:\n            work.wait()\n")),
         Slip(SAME, ("- 0.1 *", "- 0.0 *")),
     ), hints=(
-        "Write down for ranks 0 to 3 which group each calls first after backward, and for whom it "
-        "waits there.",
-        "All ranks need the norm. Let all take it at the same place.",
+        "Write down for ranks 0 to 3 which group each one uses first after backward, and which "
+        "rank it waits for there.",
+        "All ranks need the norm. Let all of them compute it at the same place.",
         "All-reduce the gradients, then size = norm() on every rank, and then "
         "`if writes: log.append(size)`.")),
     Exercise(hangs.train_until_good, check_train_until_good, mistakes=(
@@ -192,8 +193,9 @@ HANGS = (
         Slip(ALL_DECIDE, (DECIDES, "False"), (DECIDES, "2 * seen[0] >= good * seen[1]")),
         Slip(EVERY_CALL, ("clear = ", "clear = (x[now] != 9).all(dim=1)  # ")),
     ), hints=(
-        "Which lines end a step, or the loop, before its calls are made? What do they look at?",
-        "A rank with no clear scan gives zeros and the count 0. When to stop, all decide together.",
+        "Which lines end a step, or the loop, before its calls are made? What do they depend on?",
+        "A rank with no clear scan contributes zeros and a count of 0. All ranks decide together "
+        "when to stop.",
         "Leave out the `continue`: the sum over no scans is 0, and so is its gradient. All-reduce "
         "[right, len(held_y)], and compare the two sums.")),
     *SLOWDOWNS,

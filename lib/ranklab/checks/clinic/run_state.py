@@ -17,7 +17,7 @@ from ranklab.clinic import run_state
 from ranklab.clinic.shards import SIZE, Shard, stored_shards
 from ranklab.meter import MemoryCurve
 
-STUCK_HERE = "All ranks that are there must make the same calls."
+STUCK_HERE = "All ranks in the run must make the same calls."
 
 
 def _runs(program, answer, situations, one, stuck=STUCK_HERE):
@@ -49,13 +49,13 @@ ALL_PARTS = """\
             scaler.scale(loss).backward()
 """
 HALF = {"through": torch.float16, "roundings": 2**15}  # near: half a percent
-STEPPED = ("A rank has stepped with a gradient that is not finite. What did it look at before it "
-           "decided, and what came in after that?")
-HALVED = ("It is halved for an overflow on any rank, and on all of them; and float16, `scale` and "
-          "`growth` stay what they are.")
-TOO_LOW = "`scale` and `growth` are given. Only a step that overflows halves it."
-SKIPPED = ("A step is skipped where the sum over ranks overflows, and no other. Else it is a step "
-           "by the mean of the gradients, divided by the scale.")
+STEPPED = ("A rank has stepped with a gradient that is not finite. What did it check before "
+           "deciding, and what was added after that?")
+HALVED = ("An overflow on any rank must halve the scale on all ranks. Keep float16, `scale` and "
+          "`growth` as they are.")
+TOO_LOW = "`scale` and `growth` are given. Only a step that overflows halves the scale."
+SKIPPED = ("Skip a step only if the sum over ranks overflows. Otherwise, step with the mean of the "
+           "gradients, divided by the scale.")
 
 
 def check_half_digits(half_digits):
@@ -93,9 +93,9 @@ def _peak():
     seen.bytes = curve.peak_bytes
 
 
-GRAPH = ("The validation of 360 images makes activations of 213,120 bytes. A number that is kept "
-         "holds the graph that it came from, until nothing holds the number. Two numbers are kept.")
-EACH_STEP = "Rank 0 validates after each step, and returns all of it."
+GRAPH = ("Validating 360 images creates 213,120 bytes of activations. A number that you keep holds "
+         "the graph that it came from, as long as you keep it. You keep two numbers.")
+EACH_STEP = "Rank 0 validates after each step, and returns the numbers of all steps."
 
 
 def check_validated_digits(validated_digits):
@@ -109,7 +109,7 @@ def check_validated_digits(validated_digits):
             growth = (found.watched.bytes - less.watched.bytes) / 4
             expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} bytes more",
                    GRAPH if growth > 1e5 else
-                   "Something is kept of each step: a number alone has 4 bytes.")
+                   "Something is kept from each step: a plain number takes only 4 bytes.")
     yield "7 steps take the memory of 3, on every rank"
     for run in seen:
         one, kept = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
@@ -147,14 +147,14 @@ ALL_WHOLE_SHARDS = """\
 """
 CHECKSUM = "if hashlib.sha256(shard.content).hexdigest() != shard.sha256:"
 SLIPS_OF_SHARDS = (
-    Slip("It trains on a shard that is not what was written. Beside each one stands its checksum: "
-         "compare before use.", (CHECKSUM, "if False:"), (CHECKSUM, "if x.abs().max() > 10:"),
+    Slip("It trains on a shard that is not what was written. Each shard comes with its checksum: "
+         "compare it before use.", (CHECKSUM, "if False:"), (CHECKSUM, "if x.abs().max() > 10:"),
          (CHECKSUM, "if F.cross_entropy(model(x), y) > 4:")),
-    Slip("What is left out does not count, either: the mean is over the images that are trained "
-         "on, of all ranks.", ("float(len(y))", f"{SIZE}.0")))
-NO_PART = ("A damaged shard takes no part, and each other one stays in its step and on its rank. "
-           "The checksum tells which is damaged; the loss does not. And NaN times 0 is NaN.")
-NOTHING = "A rank with nothing to give still goes through each collective, with zeros."
+    Slip("Skipped images must not be counted either: the mean is over the images that all ranks "
+         "together train on.", ("float(len(y))", f"{SIZE}.0")))
+NO_PART = ("Skip only damaged shards; leave each other one in its step and on its rank. The "
+           "checksum, not the loss, tells which is damaged; NaN times 0 is NaN.")
+NOTHING = "A rank with nothing to contribute still joins every collective, with zeros."
 
 
 def check_stored_digits(stored_digits):
@@ -173,11 +173,10 @@ RESUMES = {"as in the lab": {}, "two stops": {"stops": (4, 9)}, "no stop": {"sto
            "a stop at the end of an epoch": {"stops": (6,)},
            "three stops in the third epoch": {"stops": (13, 14, 16), "steps": 18},
            "batch=100": {"stops": (9,), "batch": 100, "steps": 15}}
-NEXT = ("What comes after a stop begins with the batch that is next in its epoch. A checkpoint "
-        "must say, or tell by its step, which that is: in any epoch, also with a smaller last "
-        "batch, and after a second stop.")
-ANOTHER_ORDER = "The same images, but in another order than without a stop."
-AS_SAVED = "The data are right. Is all else as it was saved?"
+NEXT = ("Resume with the next batch of the epoch. The checkpoint, or its step, must tell which "
+        "one: in any epoch, with a smaller last batch, after a second stop.")
+ANOTHER_ORDER = "These are the same images, but not in the same order as without a stop."
+AS_SAVED = "The data are right. Is everything else restored as it was saved?"
 
 
 def check_resumed_digits(resumed_digits):
@@ -189,13 +188,14 @@ def check_resumed_digits(resumed_digits):
         for place, found in enumerate(run.found):
             expect(len(found["losses"]) == steps, f"{run.at(place)}: it trains "
                    f"{len(found['losses'])} steps, not {steps}",
-                   "A run that goes on does what is left, and no step twice.")
+                   "A resumed run does only what is left, and no step twice.")
             more = Counter(found["seen"]) - Counter(rights[place]["seen"].tolist())
             expect(not more, f"{run.at(place)}: {len(more)} images are trained on more often than "
                    "in a run without a stop", NEXT)
             mine, due = len(found["seen"]), len(rights[place]["seen"])
             expect(mine == due, f"{run.at(place)}: it trains on {mine} images; on {due} without "
-                   "a stop", "The rest of the epoch is left, to its last image.")
+                   "a stop", ("The rest of the epoch is still to be trained on, down to its last "
+                              "image."))
         run.equal(rights, hint=ANOTHER_ORDER, through=None, roundings=0)
         run.equal(one.part("losses"), hint=AS_SAVED)
         run.equal(one.part("weights"))
@@ -209,10 +209,11 @@ SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes firs
           "a save each 3 steps": {"every": 3, "stop": 9, "first": 2},
           "nobody has saved but in the last step": {"every": 5, "stop": 5, "first": 0},
           "a stop between saves": {"stop": 7, "first": 1}}
-NEWEST_OF_ALL = "Which is the newest that all have, and is it still there?"
-A_NEWER_ONE = "The newest state that all ranks have is a newer one."
-FROM_ZERO = "Start from zero only where there is no state that all ranks have."
-OF_ONE_STEP = "but not with what all ranks had then: rows and momentum of one step, on every rank."
+NEWEST_OF_ALL = "Which is the newest state that all ranks have saved, and is it still there?"
+A_NEWER_ONE = "All ranks have a newer state than this one."
+FROM_ZERO = "Start from zero only if there is no state that all ranks have."
+OF_ONE_STEP = ("but not with the state that the ranks had then: every rank needs the rows and the "
+               "momentum of that step.")
 
 
 def check_split_digits(split_digits):
@@ -251,12 +252,12 @@ RUN_STATE = (
               "MIN, group=group)\n", STEP, f"        if fine:\n    {STEP}")),
         Slip(TOO_LOW, ("init_scale=scale", "init_scale=1024.0")),
     ), hints=(
-        "In which step does the first loss become NaN? Print scaler.get_scale() of each rank "
-        "around it.",
-        "Where in a step does GradScaler look for infinities, and what has each rank in p.grad "
-        "then?",
-        "Leave out scaler.unscale_: step() does it, after the sum is there. If you clip, unscale "
-        "after the all-reduces.")),
+        "In which step does a loss first become NaN? Print scaler.get_scale() on each rank around "
+        "that step.",
+        "Where in a step does GradScaler look for infinities, and what does each rank hold in "
+        "p.grad then?",
+        "Leave out scaler.unscale_: step() does it, after the gradients are summed. If you clip, "
+        "unscale after the all-reduces.")),
     Exercise(run_state.validated_digits, check_validated_digits, mistakes=(
         Slip(GRAPH, (NO_GRAD, f"            model.eval()\n{NO_GRAPH}            model.train()\n"),
              (NO_GRAD, NO_GRAPH, LOSS, f"{LOSS}.detach()")),
@@ -264,9 +265,10 @@ RUN_STATE = (
         Slip(SAME, (NO_GRAD, NO_GRAD.replace("held_out", "x[at]"),
                     LOSS, LOSS.replace("labels", "y[at]"))),
     ), hints=(
-        "MemoryCurve of 4 steps and of 8, on each rank: how many bytes does a step leave?",
-        "What does a tensor hold that has a grad_fn, and until when?",
-        "with torch.no_grad(): logits = model(held_out). Or .item() for all that is kept.")),
+        "Run 4 steps and 8 steps in a MemoryCurve on each rank: how many bytes does each step "
+        "leave behind?",
+        "What does a tensor with a grad_fn keep alive, and until when?",
+        "with torch.no_grad(): logits = model(held_out). Or .item() for everything that is kept.")),
     Exercise(run_state.stored_digits, check_stored_digits, mistakes=(
         *SLIPS_OF_SHARDS,
         Slip(NO_PART, (CHECKSUM, "if False:", "        optimizer.step()\n",
@@ -274,9 +276,10 @@ RUN_STATE = (
                        "        optimizer.step()\n")),
         Slip(NOTHING, ("x, y = x[:0], y[:0]", "continue")),
     ), hints=(
-        "Which shard does which rank read in step 5, and what is x.abs().max()?",
-        "Beside a shard's content stands what its content must give: hashlib.sha256(...)"
-        ".hexdigest(). And a rank that leaves its shard out must not leave the others alone.",
+        "Which shard does each rank read in step 5, and what is its x.abs().max()?",
+        "Each shard comes with the checksum that its content must give: "
+        "hashlib.sha256(...).hexdigest(). And a rank that skips its shard must not leave the "
+        "others waiting.",
         "x, y = x[:0], y[:0]: the sum over no images is 0, its gradients are zeros, and the count "
         "is 0.")),
     Exercise(run_state.resumed_digits, check_resumed_digits, mistakes=(
@@ -288,9 +291,9 @@ RUN_STATE = (
         Slip(ANOTHER_ORDER, ("mine.tolist()", "sorted(mine.tolist())")),
         Slip(AS_SAVED, ('            optimizer.load_state_dict(state["optimizer"])\n', "")),
     ), hints=(
-        "Collect `seen` of all ranks, and count how often each image comes in two epochs.",
-        "How many batches of its epoch are over when the run goes on?",
-        "order.split(batch)[step % in_epoch:], which is all of it where an epoch begins.")),
+        "Collect `seen` from all ranks, and count how often each image appears in two epochs.",
+        "How many batches of the epoch are already done when the run resumes?",
+        "order.split(batch)[step % in_epoch:], which is all batches at the start of an epoch.")),
     Exercise(run_state.split_digits, check_split_digits, mistakes=(
         Slip(NEWEST_OF_ALL, (NEWEST, "dist.broadcast(start, group=group, group_src=0)",
                              OWN, OWN.replace("start.item()", "newest"))),
@@ -300,9 +303,9 @@ RUN_STATE = (
         Slip(OF_ONE_STEP, (NEWEST, f"{NEWEST}\n            newest and start.fill_(max(int(start), "
                            "0))", OWN, OWN.replace("start.item()", "newest"))),
     ), hints=(
-        'Print state["step"] on every rank, after it was loaded.',
-        "Two things are needed: to agree on the newest step that all have, and that every rank "
-        "still has that one.",
-        "A file for each step, Path(disk, str(done)); all_reduce(newest, MIN) of the ranks' newest "
-        "ones; load that file, or begin anew at 0.")),
+        'Print state["step"] on every rank after loading it.',
+        "Two things are needed: the ranks must agree on the newest step that all have saved, and "
+        "every rank must still have that one.",
+        "Save a file for each step, Path(disk, str(done)); all_reduce(newest, MIN) over the ranks' "
+        "newest steps; load that file, or start again from 0.")),
 )

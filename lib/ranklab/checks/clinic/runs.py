@@ -38,9 +38,10 @@ FOUR = ((0, 1, 2, 3),)
 GROUPS, PAIRS = prover.GROUPS
 LAB = FOUR, {}
 NEAR = 2**11  # roundings: in float32, in another order, trainings stay within a tenth of that
-SAME = "Only the cause is to be mended: data, sizes, optimizer and what is returned stay."
-ELSEWHERE = ("The four ranks of the lab were right. Here the ranks are others: what holds for four "
-             "alone, for the lab's settings, or without `group`?")
+SAME = ("Fix only the cause: leave the data, the sizes, the optimizer and what is returned as they "
+        "are.")
+ELSEWHERE = ("The lab's four ranks were right. Here the ranks are different: what holds only for "
+             "four ranks, for the lab's settings, or without `group`?")
 
 
 class Returned(dict):

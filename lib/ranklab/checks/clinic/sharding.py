@@ -48,7 +48,8 @@ def check_wide_layer(program):
         T, D = run.settings["tensor"], run.size // run.settings["tensor"]
         counts = [len(found.watched) for found in run.found]
         expect(set(counts) == {8}, f"{run.where}: F.dropout is called {counts[0]} times in 4 steps,"
-               " not twice a step", "Keep both, as F.dropout or nn.Dropout: the masks are read.")
+               " not twice a step", ("Keep both dropouts, as F.dropout or nn.Dropout: the check "
+                                     "reads their masks."))
         wide, narrow = ([got.watched[first::2] for got in run.found] for first in (0, 1))
         _look_at_masks(run.where, T, wide, narrow)
         masks = [(torch.cat([torch.cat([wide[T * d + t][step] for t in range(T)], 1)
@@ -58,7 +59,7 @@ def check_wide_layer(program):
         run.equal([{"losses": [of_step[rank // T] for of_step in one["losses"]], "weights": {
             name: right.chunk(T, DIMS[name])[rank % T] if name in DIMS else right
             for name, right in one["weights"].items()}} for rank in range(run.size)],
-            hint="The masks are right. One process that drops the same computes something else.",
+            hint="The masks are right, but one process with the same masks gets other results.",
             roundings=0)
         yield f"as one process, {run.where}"
 
@@ -74,13 +75,14 @@ BY_MASKS = (
     "targets[:, -1], reduction='none')\n        each, loss = loss, loss.mean()",
     "losses.append(loss.item())",
     "losses.append([rows.mean().item() for rows in each.chunk(parts)])")
-STAYS = "Dropout is to stay."
-ANEW = "Each step draws anew: a seed that is set in each step must follow from the step, too."
-BEFORE = "Look at what both have before dropout, and after."
-OTHER_ROWS = ("Rows that are dropped alike are less noise averaged out: in one process each row "
-              "has its own.")
-OTHER_PART = ("Each rank has its own part, or its own rows, of it: one process would drop other "
-              "places in each.")
+STAYS = "Keep the dropout."
+ANEW = ("Each step must draw a new mask: a seed that is set in every step must depend on the step "
+        "as well.")
+BEFORE = "Compare what both ranks have before this dropout, and after it."
+OTHER_ROWS = ("In one process each row has its own mask. If different rows share one, less of the "
+              "noise averages out.")
+OTHER_PART = ("Each rank has its own part, or its own rows, of the wide layer: one process would "
+              "drop different places in each.")
 
 
 def _look_at_masks(where, T, wide, narrow):
@@ -105,17 +107,18 @@ def _look_at_masks(where, T, wide, narrow):
 
 SUM = "dist.all_reduce(end.weight.grad, group=ends)"
 TIED = (
-    Slip("It is trained by the mean of both gradients. One matrix, used twice in one loss: "
-         "gradients of two uses add up.", (SUM, f"{SUM}\n            end.weight.grad /= 2")),
-    Slip("It is trained by the embedding's gradient alone. What the head sees is lost.",
+    Slip("It is trained with the mean of both gradients. The matrix is used twice in one loss, so "
+         "the gradients of the two uses add up.",
+         (SUM, f"{SUM}\n            end.weight.grad /= 2")),
+    Slip("It is trained with the embedding's gradient only. The head's gradient is lost.",
          (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=0)")),
-    Slip("It is trained by the head's gradient alone. What the embedding sees is lost.",
+    Slip("It is trained with the head's gradient only. The embedding's gradient is lost.",
          (SUM, "dist.broadcast(end.weight.grad, group=ends, group_src=1)")),
-    Slip("It is trained by twice the sum of both gradients. Each is in it twice.",
+    Slip("It is trained with twice the sum of both gradients. Each one must count only once.",
          (SUM, f"{SUM}\n            end.weight.grad *= 2")))
-APART = "They begin alike. Which gradients has each of them had?"
-BOTH = ("The copies are alike, and not what one process has: it takes each step by the sum of both "
-        "gradients.")
+APART = "They start out equal. Which gradients has each of them had since?"
+BOTH = ("The copies agree with each other, but not with one process, which takes each step with "
+        "the sum of both gradients.")
 
 
 def check_staged_gpt(program):
@@ -137,14 +140,15 @@ def check_staged_gpt(program):
 
 # --- stale_weights --------------------------------------------------------------------------------
 
-FORWARD = Slip("It is that of the first weights. Step 0 has changed the shards by then. Which "
-               "numbers does the forward use?",
+FORWARD = Slip("That is the loss of the initial weights, but step 0 has already changed the "
+               "shards. Which numbers does the forward use?",
                (STEP + GATHER, f"{GATHER}        coming.wait()\n{STEP}"),
                (STEP + GATHER, KEEP + SEND + STEP, "SGD([shard], lr,", "SGD([shard], lr / 4,"))
-BY_WHICH = "With which weights does each step compute? Print their sum beside that of one process."
-EVALUATED = Slip("It is that of the weights before the step. Training is right. Which numbers does "
-                 "the evaluation use?", (LOAD + HELD_OUT, HELD_OUT + LOAD))
-END = Slip("They are those before the last step, which is lost.", (
+BY_WHICH = ("Which weights does each step compute with? Print their sum next to the sum in a run "
+            "with one process.")
+EVALUATED = Slip("That is the loss of the weights before the step. Training is right. Which "
+                 "numbers does the evaluation use?", (LOAD + HELD_OUT, HELD_OUT + LOAD))
+END = Slip("These are the weights from before the last step, so that step is lost.", (
     LOAD, f"        before = flat.clone()\n{LOAD}", '"weights": flat', '"weights": before'))
 
 
@@ -163,10 +167,10 @@ def check_gathered_model(program):
 
 # --- optimizer_before_sharding --------------------------------------------------------------------
 
-HAS_THEM = "Does the optimizer have them? Compare its parameters with the model's, by `is`."
-SHARDED = ("Two blocks and the rest stay sharded by fully_shard: that is what the run was moved "
-           "for.")
-OTHERS = "The others are kept in memory, and no step changes them."
+HAS_THEM = ("Does the optimizer hold these weights? Compare its parameters with the model's, using "
+            "`is`.")
+SHARDED = "Keep the two blocks and the rest sharded by fully_shard: that is why the run was moved."
+OTHERS = "The extra ones stay in memory, and no step changes them."
 
 
 def _given(optimizer):
@@ -201,18 +205,18 @@ def check_moved_gpt(program):
 
 SQUARE = "dist.all_reduce(square, group=group)"
 SLIPS_OF_NORM = (
-    Slip("It is that of this rank's shard. The gradient is one vector, and this rank has a part of "
-         "it.", (SQUARE, "pass")),
-    Slip("It is the sum of the shards' norms. Norms do not add up; squares do.",
+    Slip("That is the norm of this rank's shard. The gradient is one vector, and this rank holds "
+         "only part of it.", (SQUARE, "pass")),
+    Slip("That is the sum of the shards' norms. Norms do not add up; squares do.",
          (SQUARE, "pass", "norm = square.sqrt()",
           "norm = square.sqrt()\n        dist.all_reduce(norm, group=group)")),
-    Slip("It is the largest of the shards' norms. That is a part of the vector.",
+    Slip("That is the largest of the shards' norms, and covers only part of the vector.",
          (SQUARE, SQUARE.replace("square,", "square, dist.ReduceOp.MAX,"))),
-    Slip("It is the root of the mean square. Squares add up; a mean of them is too small.",
+    Slip("That is the root of the mean square. Add up the squares; their mean is too small.",
          (SQUARE, f"{SQUARE}\n        square /= R")))
-LENGTHENED = Slip("A gradient that is short enough stays as it is: the factor is at most 1.",
+LENGTHENED = Slip("A gradient that is short enough must stay unchanged: the factor is at most 1.",
                   (".clamp(max=1)", ""))
-CLIPPED = "That of step 0 is right. When is the gradient clipped, and by which norm?"
+CLIPPED = "The norm of step 0 is right. When is the gradient clipped, and by which norm?"
 
 
 def check_flat_model(program):
@@ -220,7 +224,7 @@ def check_flat_model(program):
                      lambda size, _: {"steps": 6, "max_norm": 1.2, "seed": size},
                      {"steps": 3, "max_norm": 1e3, "seed": 1}):
         one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]
-        hint = f"The ranks log {', '.join(logged)}: one gradient has one norm."
+        hint = f"The ranks log {', '.join(logged)}, but one gradient has only one norm."
         run.equal({"the norm of step 0": one["norms"][0]}, SLIPS_OF_NORM,
                   hint if len({*logged}) > 1 else SAME, roundings=0,
                   of=lambda found: {"the norm of step 0": found["norms"][0]})
@@ -239,8 +243,8 @@ IF_ENDS, FACTOR = "".join(SUM_ENDS.splitlines(True)[:2]), "shard.grad *= (max_no
 SHARDING = tuple(Exercise(program, check, hints, mistakes) for program, check, hints, mistakes in (
     (sharding.wide_layer, check_wide_layer, (
         "Print what F.dropout gets and what it returns, on the two ranks of a pair, in step 0.",
-        "y is the same on both ranks of a pair: they must drop the same of it. h is another part "
-        "on each: they must not. And other rows are dropped otherwise.",
+        "Both ranks of a pair have the same y, so they need the same mask. They have different "
+        "parts of h, and other pairs different rows: those need different masks.",
         "Lab 08: shared, own = dropout_seeds(seed, row, column, tensor); torch.manual_seed(shared) "
         "before the loop; with own_random(own): around the dropout of h."), (
         Slip(OTHER_PART, (SEEDS, "    torch.manual_seed(seed)\n", *OWN)),
@@ -253,12 +257,12 @@ SHARDING = tuple(Exercise(program, check, hints, mistakes) for program, check, h
                     "        with own_random(own):")),
         Slip(IN_GROUPS, (SOME_RANKS, "ranks, rank = [*range(4)], dist.get_rank()")))),
     (sharding.staged_gpt, check_staged_gpt, (
-        "The two copies are alike before the first step. When do they part, and which gradients "
-        "have they had by then?",
-        "In one process the matrix has one gradient: that of its use as embedding and that of its "
-        "use as head, added up. Here each end has one of the two.",
-        "A group of the first and the last rank; after backward, before the step, an all-reduce of "
-        "the shared matrix's gradient in it. A single rank has nothing to do."), (
+        "The two copies are equal before the first step. When do they diverge, and which gradients "
+        "has each one had by then?",
+        "In one process the matrix has one gradient: the sum of those from its use as embedding "
+        "and as head. Here each end has only one of the two.",
+        "Make a group of the first and the last rank. In it, all-reduce the shared matrix's "
+        "gradient after backward and before the step. A single rank has nothing to do."), (
         *TIED,
         Slip(BOTH, (SUM_ENDS + STEP, f"{STEP}{IF_ENDS}            dist.all_reduce(end.weight.data, "
                     "group=ends)\n            end.weight.data /= 2\n")),
@@ -266,17 +270,18 @@ SHARDING = tuple(Exercise(program, check, hints, mistakes) for program, check, h
         Slip(IN_GROUPS, ("[ranks[0], ranks[-1]]", "[0, 3]")))),
     (sharding.gathered_model, check_gathered_model, (
         "Run two steps with lr=0 and with lr=100. Which weights give the loss of step 1?",
-        "Follow the shard: when does the step change it, when is it sent, when do the numbers that "
-        "arrive come into the model? Then the same for the evaluation.",
+        "Follow the shard: when does the step change it, when is it sent, and when do the numbers "
+        "that arrive get into the model? Then ask the same about the evaluation.",
         "Step, start the gather of the shard, do something else, wait, copy into flat, evaluate."),
         (FORWARD, EVALUATED, END,
          Slip(BY_WHICH, ("[shard], lr,", "[shard], lr / 2,")),
          Slip("of its calls were never waited for", ("        coming.wait()\n", "")))),
     (sharding.moved_gpt, check_moved_gpt, (
-        "Which weights have changed after a step? And which gradients are there?",
-        "fully_shard puts new parameters, DTensors, in the place of the model's. The optimizer "
-        "keeps those that it was given.",
-        "Make the optimizer after the last fully_shard, that of the root: it has the embedding."), (
+        "Which weights have changed after a step? And which of them have gradients?",
+        "fully_shard replaces the model's parameters with new ones, DTensors. The optimizer keeps "
+        "those it was given.",
+        "Make the optimizer after the last fully_shard, the root's: the root holds the embedding."),
+     (
         Slip(HAS_THEM, (ROOT + OPTIMIZER, OPTIMIZER + ROOT),
              (BLOCKS + ROOT + OPTIMIZER, OPTIMIZER.replace("lr,", "9 * lr,") + BLOCKS + ROOT)),
         Slip(SHARDED, (BLOCKS, ""), (BLOCKS + ROOT, "", "        loss.backward()\n", BY_HAND,
@@ -286,8 +291,9 @@ SHARDING = tuple(Exercise(program, check, hints, mistakes) for program, check, h
         Slip(ELSEWHERE, ("DeviceMesh.from_group(group, device().type) if group else None",
                          "None")))),
     (sharding.flat_model, check_flat_model, (
-        "Compare the norms of step 0 on four ranks with that of one rank. What do squares give?",
-        "Each rank has a part of the vector. The norm of the vector follows from the parts' "
+        "Compare the norms of step 0 on four ranks with the norm on one rank. What do their "
+        "squares tell you?",
+        "Each rank holds part of the vector. The norm of the vector follows from the parts' "
         "squares, and one factor scales all parts.",
         "square = shard.grad.square().sum(); all-reduce it in the group; norm = its root; "
         "shard.grad *= (max_norm / (norm + 1e-6)).clamp(max=1)"), (

@@ -18,18 +18,18 @@ DIGITS = 1437  # to train on
 NO_MEAN = "        part.grad /= R\n", ""
 OWN_NORM = "        norm = part.grad.norm()\n"
 SLIPS_OF_NORM = (
-    Slip("The norm is the largest of the parts' norms. Squares can be added over the ranks.",
+    Slip("Your norm is the largest of the parts' norms. Squares can be added over the ranks.",
          (NORM, f"{OWN_NORM}        dist.all_reduce(norm, dist.ReduceOp.MAX, group=group)\n")),
-    Slip("The parts' norms are added. Their squares can be; the root comes last.",
+    Slip("You add the parts' norms. Add their squares, and take the root last.",
          (NORM, f"{OWN_NORM}        dist.all_reduce(norm, group=group)\n")),
     Slip("Each rank clips by the norm of its own part.", (NORM, OWN_NORM)),
-    Slip("The gradient is too large by the number of ranks: a sum over the ranks, where the mean "
-         "is due.", NO_MEAN),
-    Slip("The gradient is too small by the number of ranks: divided twice.",
+    Slip("The gradient is too large by a factor of the number of ranks: it is the sum over the "
+         "ranks, not the mean.", NO_MEAN),
+    Slip("The gradient is too small by a factor of the number of ranks: it was divided twice.",
          ("part.grad /= R", "part.grad /= R * R")),
-    Slip("The gradient is divided by the number of all ranks, 4.",
+    Slip("The gradient is divided by 4, the number of all ranks, not by the group's size.",
          ("part.grad /= R", "part.grad /= 4")))
-FORMULA = "Compare each collective with the formula of one process."
+FORMULA = "Compare each collective with the formula for one process."
 
 
 def check_long_steps(program):
@@ -61,10 +61,11 @@ FIRST = (
     "group=None):", "group=None, first=None):",
     "    mean = copy.deepcopy(model)\n", "    nn.utils.vector_to_parameters(first.to(device()), "
     "model.parameters())\n    mean = copy.deepcopy(model)\n")
-APART = "The ranks differ from `start` on, and each has moved by the same amount."
-OF_THE_MEAN = "Their weights are equal. What was the mean's first value?"
-OF_START = "Their weights are equal in the end: is `start` taken before they are made so?"
-ONE_DRAWS = "All ranks begin with the weights that one of them draws."
+APART = "The ranks already differ in `start`, and from there each has moved by the same amount."
+OF_THE_MEAN = "The ranks' weights are equal. What was the mean's first value?"
+OF_START = ("The ranks' weights are equal in the end: do you record `start` before you make them "
+            "equal?")
+ONE_DRAWS = "All ranks must begin with the weights that one of them draws."
 
 
 def check_saved_model(program):
@@ -78,8 +79,9 @@ def check_saved_model(program):
             expect(all(torch.equal(each[name], first[name]) for each in run.found),
                    f"{run.where}: the ranks differ in `{name}`", hint)
         one = run.alone(FIRST, first=first["start"])
-        run.equal(one.part("weights", "mean", "loss"), hint="All begin "
-                  "alike. From there on train and average as before.")
+        run.equal(one.part("weights", "mean", "loss"), hint=("All ranks begin with the same "
+                                                             "weights. From there on, train and "
+                                                             "average as before."))
         seeds = {_seeds(run.size, place)["seed"] if run.settings else 0
                  for place in range(run.size)}
         expect(any(near(first["start"], drawn) for seed in seeds for drawn in _first_weights(seed)),
@@ -91,10 +93,11 @@ def check_saved_model(program):
 
 
 OF_ONE = "One process takes"
-COUNTS_TWICE = "Then its gradient counts twice, and others not at all."
-UNREAD = "What no rank reads is never learned."
-SHARED = "The step of one process is shared by the ranks."
-NEW_ORDER = "Each epoch has a new order, the same on all ranks: sampler.set_epoch."
+COUNTS_TWICE = ("An image read twice in one step counts twice in the gradient, and others not at "
+                "all.")
+UNREAD = "Images that no rank reads are never learned."
+SHARED = "The ranks must share the batch of one process, not take a whole one each."
+NEW_ORDER = "Each epoch needs a new order, the same on all ranks: call sampler.set_epoch."
 
 
 def _epoch_is_shared(where, batch, seen):
@@ -125,7 +128,7 @@ def check_no_faster(program):
         batch, epochs = run.settings.get("batch", 96), run.settings.get("epochs", 2)
         seen = [each["seen"] for each in run.found]
         expect(all(len(own) == epochs for own in seen), f"{run.where}: `seen` has {len(seen[0])} "
-               f"epochs, not {epochs}", "Keep what the program returns.")
+               f"epochs, not {epochs}", "Don't change what the program returns.")
         for epoch in range(epochs):
             _epoch_is_shared(f"{run.where}, epoch {epoch}", batch, [own[epoch] for own in seen])
         for epoch in range(1, epochs):
@@ -133,8 +136,9 @@ def check_no_faster(program):
                    "epoch 0", NEW_ORDER)
         order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*seen)]
         one = run.alone(BY_ORDER, order=order)
-        run.equal(one.part("weights", "loss"), hint="A step is the mean over its images. In the "
-                  "last one the ranks may have different numbers of them.")
+        run.equal(one.part("weights", "loss"), hint=("A step is the mean over its images. In the "
+                                                     "last step, the ranks may have different "
+                                                     "numbers of images."))
         if run.size == 4:
             first = order[0][0]
             expect(first != sorted(first), f"{run.where}: the images are not shuffled", "")
@@ -144,12 +148,13 @@ def check_no_faster(program):
 
 NOT_GROWN, TOO_LONG = CASE["worse_together"].edits
 SLIPS_OF_RATE = (
-    Slip("The rates are those of the program as it was found.",
+    Slip("The rates are still those of the original program.",
          (*NOT_GROWN, *TOO_LONG, "SGD(model.parameters(), lr)", "SGD(model.parameters(), lr=lr)")),
-    Slip("The rate grows as it should. But it has not fallen to nearly 0 when the training ends: "
-         "its schedule counts the steps of one rank.", TOO_LONG),
-    Slip("The rate falls as it should. But it does not grow with the images of a step.", NOT_GROWN),
-    Slip("It grows for four ranks, whatever their number is.",
+    Slip("The rate grows as it should, but it has not fallen to nearly 0 when training ends: its "
+         "schedule counts the steps of one rank.", TOO_LONG),
+    Slip("The rate falls as it should, but it does not grow with the number of images in a step.",
+         NOT_GROWN),
+    Slip("The rate grows as for four ranks, however many there are.",
          (NOT_GROWN[0], NOT_GROWN[0].replace("R", "4"))))
 RECIPE = "Print `rates`, and compare them with the recipe."
 
@@ -160,8 +165,8 @@ def check_worse_together(program):
                     (GROUPS, {"batch": 16, "epochs": 3, "lr": 0.05}), one=lambda size, settings: (
                         (), {"batch": size * settings.get("batch", 32)})):
         run.equal(run.one.part("rates"), SLIPS_OF_RATE, RECIPE)
-        run.equal(run.one, hint="The rates follow the recipe. The gradient of a step is still the "
-                  "mean over its images.")
+        run.equal(run.one, hint=("The rates follow the recipe. But the gradient of a step must "
+                                 "still be the mean over its images."))
         if run.size == 4:
             yield "four ranks: each step's rate as the recipe has it; the weights of one process"
     yield "one rank, three in a group, another batch"
@@ -173,7 +178,7 @@ ALL_IMAGES = ("at = torch.cat([part[step % 5::5][:240 // {0}] for part in "
               "y.argsort(stable=True).chunk({0})])")
 SYNC = "    model = convert_sync_batch_norm(model, group)\n"
 OF_ITS_OWN = Slip(
-    "The scores agree, and yet it is not the model of one process: in training each rank still "
+    "The scores agree, but this is still not the model of one process: in training, each rank "
     "normalises by its own images alone.",
     (SYNC, "", "    model.eval()\n", "    for b in model.buffers():\n        dist.broadcast(b, "
      "group=group, group_src=0)\n    model.eval()\n"),
@@ -181,8 +186,9 @@ OF_ITS_OWN = Slip(
      "group=group)\n        b //= R if b.dtype == torch.int64 else 1\n        b.div_(R) if "
      "b.is_floating_point() else None\n    model.eval()\n"),
     (SYNC, "", "    model.eval()\n", ""))
-BUFFERS = "The weights are equal on all ranks, to the bit. What else does a model keep?"
-ON_GPUS = ("torch's runs on GPUs only. Lab 03's convert_sync_batch_norm runs on any device.")
+BUFFERS = "The weights are bit-for-bit equal on all ranks. What else does a model keep?"
+ON_GPUS = ("torch's SyncBatchNorm runs only on GPUs. Lab 03's convert_sync_batch_norm runs on any "
+           "device.")
 
 
 def check_two_scores(program):
@@ -194,7 +200,7 @@ def check_two_scores(program):
         expect(len({*scores}) == 1, f"{run.where}: the scores are {scores}", BUFFERS if all(
                    torch.equal(each["weights"], run.found[0]["weights"]) for each in run.found)
                else "")
-        hint = "All images of a step are normalised together."
+        hint = "Normalise all images of a step together, not rank by rank."
         run.equal(run.one.part("weights"), [OF_ITS_OWN], f"{hint} {SAME}", roundings=POOLED)
         run.equal(run.one, hint=hint, roundings=POOLED)
         if run.size == 4:
@@ -204,11 +210,12 @@ def check_two_scores(program):
 
 MEANS = 'rows[:, 1:], "sum") / count', "rows[:, 1:]) / pieces / R"
 SLIPS_OF_CURVE = (
-    Slip("That is the program as it was found: nothing that counts has changed.", MEANS),
-    Slip("The pieces of a rank are right now. But the ranks have different numbers of tokens, and "
-         "their means are averaged.", sum(CASE["moving_curve"].hidden, ())),
-    Slip("The ranks are right now. But the pieces of a step have different numbers of tokens, and "
-         "their means are averaged.",
+    Slip("This gives the same results as the program you found: nothing that matters has changed.",
+         MEANS),
+    Slip("The pieces of a rank are right now. But the ranks' means are still averaged, although "
+         "the ranks have different numbers of tokens.", sum(CASE["moving_curve"].hidden, ())),
+    Slip("The ranks are right now. But the means of a step's pieces are still averaged, although "
+         "the pieces have different numbers of tokens.",
          ("/ count", "/ own / pieces", "            loss = model(",
           "            own = (rows[:, 1:] != -100).sum()\n            dist.all_reduce(own, "
           "group=group)\n            loss = model(")))
@@ -239,17 +246,17 @@ SAMPLER = "    sampler = DistributedSampler(data, R, rank, seed=seed)\n"
 SET_EPOCH = "        sampler.set_epoch(epoch)\n"
 SILENT_ERRORS = (
     _exercise(check_long_steps,
-              "A collective that runs is not one that is right. Write down for each what one "
-              "process computes there, and what the ranks hold of it.",
+              "A collective that runs is not necessarily right. For each one, write down what a "
+              "single process computes there, and which part of it each rank holds.",
               "The loss of a rank is a mean over its own images. A norm is the root of a sum of "
               "squares, and the squares are spread over the ranks.",
               "part.grad /= R after the reduce-scatter. norm = part.grad.square().sum(); "
               "dist.all_reduce(norm, group=group); norm = norm.sqrt().",
               mistakes=(*SLIPS_OF_NORM, Slip(FORMULA, ("lr=0.5", "lr=0.25")))),
     _exercise(check_saved_model,
-              "The seed is the same, and what follows from it need not be: look at what each rank "
+              "The seed is the same, but what follows from it need not be: look at what each rank "
               "does between the seed and the model.",
-              "Make the weights equal by a message, and everything that is copied from them after.",
+              "Make the weights equal with a message, and copy anything from them only after that.",
               "Before the deepcopy: for p in model.parameters(): dist.broadcast(p.detach(), "
               "group=group, group_src=0).",
               mistakes=(
@@ -265,8 +272,8 @@ SILENT_ERRORS = (
                         "    model =", "    torch.manual_seed(0)\n    model =")))),
     _exercise(check_no_faster,
               "What should be different on each rank, and what should be the same?",
-              "Divide the order of an epoch over the ranks, and draw a new order in each epoch; "
-              "all ranks must draw the same one.",
+              "Split each epoch's order over the ranks, and draw a new order in each epoch; all "
+              "ranks must draw the same one.",
               "sampler = DistributedSampler(data, R, rank, seed=seed); DataLoader(data, batch // "
               "R, sampler=sampler); sampler.set_epoch(epoch) at the start of each epoch.",
               mistakes=(
@@ -279,17 +286,17 @@ SILENT_ERRORS = (
                   Slip(SHARED, ("batch // R", "batch")),
                   Slip(UNREAD, ("DistributedSampler(data, R,", "DistributedSampler(data, 4,")))),
     _exercise(check_worse_together,
-              "The recipe speaks of the images of a step and of the steps of an epoch. How many "
-              "are they on R ranks?",
-              "Two numbers of the schedule are those of one rank: by how much it grows, and when "
-              "it ends.",
+              "The recipe refers to the images in a step and the steps in an epoch. How many of "
+              "each are there on R ranks?",
+              "Two numbers in the schedule are those of one rank: how much the rate grows, and "
+              "when the schedule ends.",
               "times = R * batch / 32; each = 1152 // (R * batch).",
               mistakes=(*SLIPS_OF_RATE, Slip(RECIPE, (NOT_GROWN[0], "times = R"), (
                   "SGD(model.parameters(), lr)", "SGD(model.parameters(), lr * R)")))),
     _exercise(check_two_scores,
-              "To make the counts agree is easy: one rank's statistics for all. Is that the model "
-              "of one process?",
-              "In training every image should be normalised by mean and variance of all 240.",
+              "Making the counts agree is easy: use one rank's statistics for all. But is that the "
+              "model of one process?",
+              "In training, every image should be normalised by the mean and variance of all 240.",
               "model = convert_sync_batch_norm(model, group), before the optimizer is made.",
               mistakes=(
                   OF_ITS_OWN,
@@ -300,8 +307,8 @@ SILENT_ERRORS = (
     _exercise(check_moving_curve,
               "How much does one token of a long line weigh in the loss of a step, and how much "
               "one of a short line?",
-              "Sum over tokens, and divide once, by the number of targets in the whole step. Ask "
-              "all ranks for it before the first backward.",
+              "Sum over tokens, and divide once, by the number of targets in the whole step. Get "
+              "that number from all ranks before the first backward.",
               "count = torch.tensor(sum(len(line) - 1 for line in mine), device=device()), summed "
               "by an all-reduce; loss = model(..., \"sum\") / count; then the gradients and the "
               "loss are summed over ranks, not averaged.",

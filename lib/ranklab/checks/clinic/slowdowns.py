@@ -19,12 +19,12 @@ from ranklab.clinic.slowdowns import IN_A_ROW, SENT, SHARE
 
 LARGE = {"micro_batches": 6, "accumulate": 4}, {"micro_batches": 3, "accumulate": 1, "seed": 1}
 MEAN = "A step's loss is the mean over all ranks, and over all micro-batches of the step."
-LAST = ("Compare the gradient before the optimizer's step with that of one process. Of 6 "
-        "micro-batches with accumulate=4 the second step has two.")
-OFTEN = ("They go out with every micro-batch. Add up on each rank, and send once before the "
-         "optimizer's step.")
-STILL = ("Something is still sent with every micro-batch: all ranks wait for each other there, "
-         "however small it is.")
+LAST = ("Compare the gradient before the optimizer's step with the one in a single process. With 6 "
+        "micro-batches and accumulate=4, the second step has two.")
+OFTEN = ("Gradients are sent with every micro-batch. Accumulate them on each rank, and send once, "
+         "before the optimizer's step.")
+STILL = ("Something is still sent with every micro-batch: however small it is, all ranks wait for "
+         "each other there.")
 
 
 def _sends_once(where, found):
@@ -58,9 +58,9 @@ def check_train_large_batch(program):
 FUNCTIONS = ({"steps": 1, "batch": 24, "longest": 512},
              {"steps": 1, "batch": 12, "longest": 300, "micro": 1, "seed": 1})
 FAIR = 1.25  # of a fair share, in tokens or in FLOPs; no rank has more, in training or evaluation
-WHOLE = "All functions count, to their `longest` byte, and each token alike."
-LONG = ("Share out the tokens, padding included, or the FLOPs, in training and in evaluation, and "
-        "keep neighbours in length together.")
+WHOLE = "Every function counts, up to `longest` bytes, and every token counts equally."
+LONG = ("Share the tokens (including padding) or the FLOPs fairly among ranks, in training and in "
+        "evaluation, and keep functions of similar length together.")
 
 
 @contextlib.contextmanager
@@ -122,11 +122,11 @@ SLOWDOWNS = (
               f"{textwrap.indent(SENT_INSIDE, '    ')}{ADDED}")),
         Slip(MEAN, ("model(x, y) / len(numbers)", "model(x, y)")),
     ), hints=(
-        "Count the bytes that a rank sends in a step (Traffic), and those of its gradient.",
-        "A gradient that is added up on a rank need not travel before the optimizer wants it. The "
-        "same holds for a loss that is only logged.",
-        "Move both all-reduces behind the loop over the micro-batches; inside it, "
-        "loss += part.detach() / ranks.")),
+        "Count the bytes that a rank sends in a step (Traffic), and the bytes of its gradient.",
+        "A gradient that is accumulated on a rank need not be sent before the optimizer needs it. "
+        "The same holds for a loss that is only logged.",
+        "Move both all-reduces after the loop over the micro-batches; inside it, loss += "
+        "part.detach() / ranks.")),
     Exercise(slowdowns.train_on_functions, check_train_on_functions, mistakes=(
         Slip(LONG, (f"for pile in {SHARE}", f"for pile in {IN_A_ROW}"),
              (f"map(loss_of, {SHARE})", f"map(loss_of, {IN_A_ROW})"),
@@ -134,9 +134,9 @@ SLOWDOWNS = (
         Slip(WHOLE, ("[:longest]", "[:longest // 2]")),
         Slip(SAME, ('"losses": losses,', "")),
     ), hints=(
-        "Each rank has as many piles as the others. What else must be alike?",
-        "The piles are sorted: neighbours are alike, and a row of them is short or long. Give each "
-        "rank some of each kind. There are two places.",
-        "piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]: from the short end and "
-        "from the long end in turn.")),
+        "Each rank has the same number of piles. What else must be equal?",
+        "The piles are sorted by length, so piles in a row are all short or all long. Give each "
+        "rank some of each kind. There are two places to change.",
+        "piles[rank::2 * ranks] + piles[2 * ranks - 1 - rank::2 * ranks]: of every 2 * ranks "
+        "piles, one from the short end and one from the long end.")),
 )

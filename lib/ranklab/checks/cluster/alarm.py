@@ -16,20 +16,23 @@ from ranklab.cluster.recordings import HEALTHY, SECONDS, SICK, recordings
 
 SEEDS, MOST_FALSE = range(9001, 9004), 1
 MISSED = {"hot GPU": "Its clock falls below the other GPUs' clocks, and its steps get longer.",
-          "bad link": "It shows in a counter of its own, and in no rank's time.",
-          "dying memory": "It shows in a counter alone, until the GPU is lost.",
-          "slow loader": "A whole host is slower than before, which may be half of a small run.",
+          "bad link": "A bad link shows only in its own counter, not in any rank's time.",
+          "dying memory": "It shows only in a counter, until the GPU is lost.",
+          "slow loader": ("A whole host is slower than before, and in a small run one host can be "
+                          "half of the ranks."),
           "slow host CPU": "8% are enough, against the other ranks and against its own past."}
-FALSE = {"calm": "Noise and pauses: decide by several scrapes, not by one.",
+FALSE = {"calm": "There are noise and pauses: decide by several scrapes, not by one.",
          "imbalance": "",  # the sentence about the kind says it
-         "slow start": "It gets better, so alarm only if something gets worse.",
-         "neighbours": "Single long steps pass: wait until most scrapes of some minutes are long.",
-         "warm rack": "Warm is not sick: what does the heat do to the clock?",
-         "ECC once": "The errors do not go on: in how many scrapes are there new ones?",
+         "slow start": "It gets better by itself: raise an alarm only if something gets worse.",
+         "neighbours": ("Isolated long steps pass: wait until most scrapes over several minutes "
+                        "show long steps."),
+         "warm rack": "A warm GPU is not a sick GPU: what does the heat do to its clock?",
+         "ECC once": "These errors do not continue: how many scrapes show new ones?",
          "all slow": "",
-         "restart": "A counter that has fallen began again at 0; first steps compile."}
-ASKED, COPIES = f"{LEAST} is asked for", "Work on copies."
-KNOWN = "It is good only on runs that it can know, and not on new ones."
+         "restart": ("A counter that falls has restarted at 0, and the first steps after a restart "
+                     "are slow because they compile.")}
+ASKED, COPIES = f"{LEAST} is required", "Work on copies."
+KNOWN = "It does well only on runs that it may have seen before, not on new ones."
 
 
 def check_sick_rank_alarm(sick_rank_alarm):
@@ -63,7 +66,7 @@ def _obeys(alarm, run):
             rank = alarm(given)
         is_rank = isinstance(rank, numbers.Integral) and not isinstance(rank, bool)
         expect(rank is None or is_rank and 0 <= rank < ranks, f"after {end} scrapes it returns "
-               f"{rank!r}", f"None, or a rank: 0 .. {ranks - 1}.")
+               f"{rank!r}", f"Return None or a rank from 0 to {ranks - 1}.")
         expect(given.keys() == run.metrics.keys() and all(
             np.array_equal(each, run.metrics[name][:end], equal_nan=True)
             for name, each in given.items()), "the metrics are changed", COPIES)
@@ -91,10 +94,10 @@ ALARM = Exercise(
         Slip(KNOWN, by_heart),
     ), hints=(
         "Do you compare a rank's number with the other ranks now, or with its own past? What goes "
-        "wrong with each of the two alone?",
+        "wrong with either comparison alone?",
         "Use both: first the distance from the median rank of each scrape, then how it has "
-        "changed. Look for most of the last scrapes, not for a mean. For counters: in how many of "
-        "the last scrapes have they grown?",
+        "changed. Require it in most of the last scrapes, not just in their mean. For counters: in "
+        "how many of the last scrapes have they grown?",
         "x = x / the row's median; now = the second smallest of the last 8; before = the median of "
-        "what came before; an alarm where now - before is above 5% and above the spread of the "
-        "last 8. Look at the kinds in help(recordings) one by one."))
+        "what came before; raise an alarm where now - before is above 5% and above the spread of "
+        "the last 8. Look at the kinds in help(recordings) one by one."))

@@ -14,7 +14,8 @@ PREDICTIONS = (
     Prediction(
         "cluster_starts", solution="(3 + 1) * (10 + 1)", unit="times", tolerance=0,
         answer=lambda: 44.0,
-        hint="How often do ranks start in one life of the job, and how many lives does it have?",
+        hint=("How many times do ranks start in one life of the job, and how many lives does the "
+              "job have?"),
         mistakes={30.0: "each count comes on top of a first start", 33.0: "each life begins with a "
                   "start that is no restart", 40.0: "the first life is no requeue", 14.0:
                   "torchrun starts its count again in each life of the job"},
@@ -22,15 +23,15 @@ PREDICTIONS = (
     ),
     Prediction(
         "cluster_pods", solution="4 * (3 + 1)", unit="pods", tolerance=0, answer=lambda: 16.0,
-        hint="Which pods are made again when one of them fails?",
+        hint="Which pods are recreated when one of them fails?",
         mistakes={7.0: "all pods start again, not only the failed one", 12.0: "the first life is "
                   "no restart", 128.0: "a pod has 8 GPUs: its container runs all 8 ranks"},
-        why="A JobSet deletes all of its Jobs and makes them again: 4 pods in each of 4 lives.",
+        why="A JobSet deletes all of its Jobs and recreates them: 4 pods in each of 4 lives.",
     ),
     Prediction(
         "cluster_save_seconds", solution="405.85e9 * 14 / 2e12", unit="seconds", tolerance=0.06,
         answer=lambda: storage_plan(LLAMA, TECTONIC).save_seconds,
-        hint="How many bytes are in the checkpoint, and how many can be written in a second?",
+        hint="How many bytes does the checkpoint have, and how many can be written per second?",
         mistakes={405.85e9 * 2 / 2e12: "those are only the weights: the optimizer has 12 bytes "
                   "more for each", 405.85e9 * 14 / 7e12: "that is its peak, not sustained",
                   405.85e9 * 14 * 8 / 2e12: "2 TB/s are bytes, not bits"},
@@ -41,37 +42,39 @@ PREDICTIONS = (
         answer=lambda: (node_bandwidth(Topology(nodes(COMPUTE)), {"NCCL_NET": "IB"})
                         / node_bandwidth(Topology(nodes(())), {
                             "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "=eth1"})),
-        hint="How many Gb/s leave a node by all its cards, and how many by the interface?",
+        hint=("How many Gb/s leave a node through all its cards, and how many through the "
+              "interface?"),
         mistakes={16.0: "a node has eight of the cards; all its GPUs share the one interface",
                   1 / 128: "turn the fraction over",
                   1024.0: "both are in bits: no factor of 8 is left"},
-        why="A node sends 3.1 GB/s instead of 400 GB/s. And nothing fails: the run is just slow."),
+        why="A node sends 3.1 GB/s instead of 400 GB/s, and nothing fails: the run is just slow."),
     Prediction(
         "cluster_links_between_nodes", solution="4 * 2", unit="links", tolerance=0,
         answer=lambda: float(sum(source // 8 != target // 8 for ring in turning(16, 8, 4).values()
                                  for source, target in zip(ring, ring[1:] + ring[:1]))),
-        hint="How often does one ring leave a node?",
+        hint="How many times does one ring cross from one node to the other?",
         mistakes={2.0: "that is for one ring, but there are four",
                   4.0: "a ring that goes to the other node comes back",
                   64.0: "those are all links, but most stay inside a node",
                   16.0: "count each link once, although both of its ends print it"},
-        why="Of 4 x 16 links 8 cross, two of each ring, because a ring runs through all GPUs of a "
-            "node before it leaves the node."),
+        why=("Of the 4 x 16 links, 8 cross between nodes, two in each ring: a ring runs through "
+             "all GPUs of a node before it leaves the node.")),
     Prediction(
         "cluster_mfu_percent", unit="%", tolerance=0.02,
         solution="100 * 100_000 * 42e9 / (16 * 989e12)",
         answer=lambda: 100 * 100_000 * FLOPS / (16 * PEAK),
-        hint="How many FLOPs are done in a second, and how many could be done?",
+        hint="How many FLOPs are done per second, and how many could be done?",
         mistakes={100 * 100_000 * 42e9 / 989e12: "16 GPUs could do 16 times as much",
                   100 * 100_000 * 7e9 / (16 * 989e12): "6 FLOPs of each parameter, not 1",
                   100_000 * 42e9 / (16 * 989e12): "that is a share, not percent"},
-        why="A rule with `< 0.3` fires."),
+        why="So a rule with `< 0.3` fires."),
     Prediction(
         "cluster_deviations", unit="deviations", tolerance=0.02, solution="math.sqrt(8 - 1)",
         answer=lambda: (1 - 1 / 8) / statistics.pstdev([0] * 7 + [1]),
-        hint="Seven ranks take 0, one takes 1: the mean is 1/8. What is the deviation?",
+        hint=("Say that seven ranks take 0 and one takes 1: the mean is 1/8. What is the standard "
+              "deviation?"),
         mistakes={7 / 8**0.5: "that is the deviation of a sample, but Prometheus' stddev is that "
                   "of a population", 3.0: "it can't be reached: compute it",
                   7.0: "the slow rank also counts in the mean and in the deviation"},
-        why='So "three standard deviations" never fires, however slow the rank is.'),
+        why='So a rule of "three standard deviations" never fires, however slow the rank is.'),
 )

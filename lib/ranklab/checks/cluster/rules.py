@@ -251,7 +251,7 @@ class RuleProof(Proof):
     """A Proof that needs the PromQL parser."""
 
     def prove(self, fn):
-        expect(not missing(), missing(), "Without it the check can't judge a rule.")
+        expect(not missing(), missing(), "Without it, the check can't judge a rule.")
         yield from super().prove(fn)
 
 
@@ -263,59 +263,62 @@ def _stages(stories, args, names):
 
 
 SEVERITY, FOR = '"severity"', 'f"{minutes}m"'
-NO_SEVERITY = "Alertmanager sends alerts to people by their severity: give it as a label."
+NO_SEVERITY = "Alertmanager routes alerts by severity: give it as a label."
 FLOPS = "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token)"
 PEAK = "sum by (run) (train_peak_flops)"
 MFU_EXPR = 'f"{flops} / sum by (run) (train_peak_flops) < {least}"'
 MFU = RuleProof(
     mfu_alert_rule, *_stages(MFU_STORIES, (0.3, 10), ("run", "value")),
     mistakes=(
-        Slip("Prometheus takes no bare number for a time: \"10m\".", (FOR, "minutes"),
+        Slip('In Prometheus, a duration needs a unit: "10m".', (FOR, "minutes"),
              (FOR, 'f"{minutes}"')),
-        Slip("`for` waits: what is over before then raises no alert.", (FOR, '"0s"'),
+        Slip("`for` makes the alert wait: what is over by then raises no alert.", (FOR, '"0s"'),
              (FOR, 'f"{minutes}s"'), ('        "for": f"{minutes}m",\n', "")),
-        Slip("It waits too long: minutes are minutes.", (FOR, 'f"{3 * minutes}m"'),
+        Slip("`for` waits too long: it must be `minutes` minutes.", (FOR, 'f"{3 * minutes}m"'),
              (FOR, 'f"{minutes}h"')),
         Slip("`minutes` is an argument: it is not always 10.", (FOR, '"10m"')),
         Slip("`least` is an argument: it is not always 0.3.", ("< {least}", "< 0.3")),
-        Slip("An alert is active wherever `expr` has a value, even 0: compare, and without `bool`.",
+        Slip("An alert is active wherever `expr` has a value, even 0: use a comparison, without "
+             "`bool`.",
              ("< {least}", "< bool {least}"), (" < {least}", "")),
-        Slip("An MFU that is low is below `least`: <.", ("< {least}", "> {least}")),
-        Slip("Ranks that hang have an MFU of 0, and that is below `least`: do not leave it out.",
+        Slip("A low MFU is below `least`: use <.", ("< {least}", "> {least}")),
+        Slip("Ranks that hang have an MFU of 0, which is below `least`: don't exclude it.",
              ("< {least}", "> 0 < {least}")),
-        Slip("That is the share of the peak turned round: FLOPs over peaks.",
+        Slip("The fraction is upside down: divide FLOPs by peaks.",
              (MFU_EXPR, 'f"sum by (run) (train_peak_flops) / {flops} < {least}"')),
-        Slip("A share, not percent: `least` is 0.3, say.",
+        Slip("`least` is a share, such as 0.3, not a percentage.",
              ("{flops} / sum", "100 * {flops} / sum")),
-        Slip("A counter that falls has begun again: rate() knows that for each series, so take the "
+        Slip("A counter that falls has restarted. rate() handles that for each series, so take the "
              "sum of rates, not the rate of a sum.",
              (FLOPS, "rate(sum by (run) (train_tokens_total)[5m:15s]) * max by (run) "
               "(train_flops_per_token)")),
-        Slip("A rank whose scrape has failed is missing at that moment. Let it be missing above "
-             "and below the line, or in neither: sum by (run) (rate(...) * train_flops_per_token).",
+        Slip("A rank whose scrape failed must be missing from both numerator and denominator, or "
+             "from neither: sum by (run) (rate(...) * train_flops_per_token).",
              (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * max by (run) "
               "(train_flops_per_token)")),
-        Slip("Counters jump, once a step: take the rate over some minutes.",
+        Slip("Counters jump once per step: take the rate over several minutes.",
              ("rate(train_tokens_total[5m]", "irate(train_tokens_total[5m]"),
              ("rate(train_tokens_total[5m]", "rate(train_tokens_total[30s]"),
              ("rate(train_tokens_total[5m]", "rate(train_tokens_total[1m]")),
-        Slip("A counter says how much since the start: rate() makes tokens/s of it.",
+        Slip("A counter is a total since the start: rate() turns it into tokens/s.",
              ("rate(train_tokens_total[5m])", "train_tokens_total")),
-        Slip("A long range keeps the start of a run, and a pause, for as long as the range.",
+        Slip("With a long range, the start of a run or a pause affects the rate for as long as the "
+             "range.",
              ("[5m]", "[20m]"), ("[5m]", "[30m]")),
-        Slip("Tokens are no FLOPs: each takes train_flops_per_token.",
+        Slip("Tokens are not FLOPs: multiply by train_flops_per_token.",
              (" * train_flops_per_token", "")),
-        Slip("It is too high by the number of ranks: add up the peaks of all GPUs, but not "
+        Slip("The MFU is too high by a factor of the rank count: add up all GPUs' peaks, but not "
              "train_flops_per_token, which is the same on all ranks.",
              (PEAK, "max by (run) (train_peak_flops)"), (PEAK, "avg by (run) (train_peak_flops)"),
              (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * sum by (run) "
               "(train_flops_per_token)")),
-        Slip("The series of the old instances end, and others begin: a range over peaks counts the "
-             "GPUs of both.", (PEAK, "sum by (run) (max_over_time(train_peak_flops[30m]))")),
-        Slip("The alert has no run: aggregate by (run).",
+        Slip("After a restart, the old instances' series end and new ones begin: a range over "
+             "peaks counts the GPUs of both.",
+             (PEAK, "sum by (run) (max_over_time(train_peak_flops[30m]))")),
+        Slip("The alert has no `run` label: aggregate by (run).",
              (MFU_EXPR, 'f"sum(rate(train_tokens_total[5m]) * train_flops_per_token) / '
               'sum(train_peak_flops) < {least}"')),
-        Slip("One alert for each run, not for each rank: aggregate by (run).",
+        Slip("Raise one alert for each run, not for each rank: aggregate by (run).",
              (MFU_EXPR, 'f"rate(train_tokens_total[5m]) * train_flops_per_token / train_peak_flops '
               '< {least}"'), (MFU_EXPR, 'f"sum by (run, rank) (rate(train_tokens_total[5m]) * '
               'train_flops_per_token) / sum by (run, rank) (train_peak_flops) < {least}"')),
@@ -323,19 +326,20 @@ MFU = RuleProof(
              "is not.", (PEAK, "sum(train_peak_flops)"), (PEAK, "train_peak_flops"),
              (FLOPS, "sum(rate(train_tokens_total[5m]) * train_flops_per_token)"),
              (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * train_flops_per_token")),
-        Slip("The alert stays when all is well again: no keep_firing_for.",
+        Slip("The alert stays active when all is well again: leave out keep_firing_for.",
              (f'        "for": {FOR},\n', f'        "for": {FOR},\n        "keep_firing_for": '
               '"1h",\n')),
         Slip(NO_SEVERITY, ('"labels": {"severity": "warning"}', '"labels": {}')),
-        Slip("In an f-string {{ is {, and Prometheus wants two.",
+        Slip("In an f-string {{ becomes {, but Prometheus needs two braces.",
              ('"summary": "', '"summary": f"')),
-        Slip("People want to know which run: {{ $labels.run }}.", ("run {{ $labels.run }}: ", "")),
-        Slip("People want to know how low it is: {{ $value }}.",
+        Slip("Say which run it is: {{ $labels.run }}.", ("run {{ $labels.run }}: ", "")),
+        Slip("Say how low the MFU is: {{ $value }}.",
              ("{{ $value | humanizePercentage }}", "is low")),
     ), hints=(
-        "From the counters of a run's ranks get tokens a second, times FLOPs, over the peaks.",
-        "First rate() of each series, then sum by (run), because a sum of counters hides restarts. "
-        "`for` keeps pauses and the start silent.",
+        "From the counters of a run's ranks, get tokens per second, multiply by FLOPs per token, "
+        "and divide by the peaks.",
+        "First take rate() of each series, then sum by (run), because a sum of counters hides "
+        "restarts. `for` keeps the alert silent at the start and in pauses.",
         "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token) / "
         "sum by (run) (train_peak_flops) < {least}"))
 
@@ -345,66 +349,68 @@ STEP_EXPR = f'f"{{mean}} / {MEDIAN} > {{factor}}"'
 STRAGGLER = RuleProof(
     straggler_rule, *_stages(STEP_STORIES, (1.2, 5), ("run", "rank", "value")),
     mistakes=(
-        Slip("Prometheus takes no bare number for a time: \"5m\".", (FOR, "minutes"),
+        Slip('In Prometheus, a duration needs a unit: "5m".', (FOR, "minutes"),
              (FOR, 'f"{minutes}"')),
-        Slip("`for` waits: what is over before then raises no alert.", (FOR, '"0s"'),
+        Slip("`for` makes the alert wait: what is over by then raises no alert.", (FOR, '"0s"'),
              (FOR, 'f"{minutes}s"'), ('        "for": f"{minutes}m",\n', "")),
-        Slip("It waits too long: minutes are minutes.", (FOR, 'f"{3 * minutes}m"'),
+        Slip("`for` waits too long: it must be `minutes` minutes.", (FOR, 'f"{3 * minutes}m"'),
              (FOR, 'f"{minutes}h"')),
         Slip("`minutes` is an argument: it is not always 5.", (FOR, '"5m"')),
         Slip("`factor` is an argument: it is not always 1.2.", ("> {factor}", "> 1.2")),
-        Slip("An alert is active wherever `expr` has a value, even 0: compare, and without `bool`.",
+        Slip("An alert is active wherever `expr` has a value, even 0: use a comparison, without "
+             "`bool`.",
              ("> {factor}", "> bool {factor}"), (" > {factor}", "")),
-        Slip("A slow rank is above the median: >.", ("> {factor}", "< {factor}")),
-        Slip("It is turned round: a rank's time over the median.",
+        Slip("A slow rank is above the median: use >.", ("> {factor}", "< {factor}")),
+        Slip("The fraction is upside down: divide a rank's time by the median.",
              (STEP_EXPR, 'f"quantile by (run) (0.5, {mean}) / on (run) group_right {mean} > '
               '{factor}"')),
         Slip("A slow rank pulls up the mean: divide by the median.",
              ("quantile by (run) (0.5, ", "avg by (run) (")),
-        Slip("A slow rank pulls up the spread, too: of eight ranks none is ever three standard "
+        Slip("A slow rank also pulls up the spread: among eight ranks, none can be three standard "
              "deviations above the mean.",
              (STEP_EXPR, 'f"{mean} > on (run) group_left avg by (run) ({mean}) + 3 * stddev by '
               '(run) ({mean})"')),
-        Slip("Fast ranks make no stragglers of the others: divide by the median.",
+        Slip("A few fast ranks don't make the others stragglers: divide by the median.",
              ("quantile by (run) (0.5, ", "min by (run) (")),
-        Slip("Nobody is slower than the slowest: divide by the median.",
+        Slip("Compared with the slowest rank, no rank is slow: divide by the median.",
              ("quantile by (run) (0.5, ", "max by (run) (")),
-        Slip("If a scrape fails, the newest sample is gone, and `for` begins again. Look at a "
-             "range, as avg_over_time(x[1m]) does.", (MEAN, "train_step_seconds")),
-        Slip("A long range keeps a long step for as long as the range.", (MEAN,
+        Slip("If a scrape fails, the newest sample is missing, and `for` starts over. Use a range, "
+             "as avg_over_time(x[1m]) does.", (MEAN, "train_step_seconds")),
+        Slip("With a long range, one long step affects the result for as long as the range.", (MEAN,
              "avg_over_time(train_step_seconds[10m])"), (MEAN,
              "max_over_time(train_step_seconds[10m])")),
-        Slip("One long step makes no straggler: take a mean or a median, not the longest.",
+        Slip("One long step doesn't make a straggler: take a mean or a median, not the maximum.",
              (MEAN, "max_over_time(train_step_seconds[5m])")),
-        Slip("If all are slow, none is a straggler: divide by the median of the same time, not by "
-             "the rank's own past.",
+        Slip("If all ranks are slow, none is a straggler: divide by the median at the same time, "
+             "not by the rank's own past.",
              (STEP_EXPR, 'f"{mean} / avg_over_time(train_step_seconds[20m] offset 2m) > {factor}"'),
              (STEP_EXPR, 'f"{mean} / (train_step_seconds offset 10m) > {factor}"')),
-        Slip("`factor` says how many times as long, not how many seconds.",
+        Slip("`factor` is a ratio to the median, not a number of seconds.",
              (STEP_EXPR, 'f"{mean} > {factor}"')),
         Slip("A server sees many runs: take the median by (run), and match on (run).",
              (MEDIAN, "scalar(quantile(0.5, {mean}))")),
-        Slip("Labels differ: match on (run), with group_left, because one side has many ranks.",
+        Slip("The labels of the two sides differ: match on (run), with group_left, because one "
+             "side has many ranks.",
              (MEDIAN, "quantile by (run) (0.5, {mean})"),
              (MEDIAN, "on (rank) group_left quantile by (run) (0.5, {mean})")),
-        Slip("One side has many ranks, the other one value: group_left.",
+        Slip("One side has many ranks, the other has one value: use group_left.",
              (MEDIAN, "on (run) quantile by (run) (0.5, {mean})")),
-        Slip("The alert has no rank: aggregate the right side only.",
+        Slip("The alert has no `rank` label: aggregate only the right side.",
              (STEP_EXPR, 'f"max by (run) ({mean}) / quantile by (run) (0.5, {mean}) > {factor}"')),
-        Slip("The alert stays when all is well again: no keep_firing_for.",
+        Slip("The alert stays active when all is well again: leave out keep_firing_for.",
              (f'        "for": {FOR},\n', f'        "for": {FOR},\n        "keep_firing_for": '
               '"1h",\n')),
         Slip(NO_SEVERITY, ('"labels": {"severity": "warning"}', '"labels": {}')),
-        Slip("In an f-string {{ is {, and Prometheus wants two.",
+        Slip("In an f-string {{ becomes {, but Prometheus needs two braces.",
              ('"summary": "', '"summary": f"', '"{{ $value', 'f"{{ $value')),
-        Slip("People want to know which run: {{ $labels.run }}.", ("run {{ $labels.run }}: ", "")),
-        Slip("People want to know which rank: {{ $labels.rank }}.",
+        Slip("Say which run it is: {{ $labels.run }}.", ("run {{ $labels.run }}: ", "")),
+        Slip("Say which rank it is: {{ $labels.rank }}.",
              ("rank {{ $labels.rank }} takes", "a rank takes")),
-        Slip("People want to know how slow it is: {{ $value }}.",
+        Slip("Say how slow the rank is: {{ $value }}.",
              ("{{ $value | humanize }}", "several")),
     ), hints=(
         "What do you compare a rank with? What makes one bad step, or a failed scrape, harmless?",
-        "Take each rank's mean over a minute, and divide it by the median of these by (run). The "
-        "left side has many ranks, the right side has one value: on (run) group_left.",
+        "Take each rank's mean over a minute, and divide it by the median of these means by (run). "
+        "The left side has many ranks, the right side has one value: on (run) group_left.",
         "avg_over_time(train_step_seconds[1m]) / on (run) group_left quantile by (run) (0.5, "
         "avg_over_time(train_step_seconds[1m])) > {factor}"))

@@ -198,8 +198,8 @@ NEW = "[pieces[0].new_empty(n) for n in source_lengths]"
 TELL = "verbs.all_to_all(lengths, group).flatten().tolist()"
 SWAP = "sendrecv(pieces[to].contiguous(), to, received[source], source, group)"
 OWN, RETURN, ROUNDS = "received[rank].copy_(pieces[rank])", "    return received\n", "range(1, R)"
-ORDER = ("Place i of the list must hold what rank i sent to this rank, its pieces[my rank], even "
-         "where that is empty.")
+ORDER = ("Item i of the list must be what rank i sent to this rank, its pieces[my rank], even if "
+         "that is empty.")
 UNEVEN = Scored(
     all_to_all_v,
     Stage({"right on 3 and 4 ranks, three types, any lengths, views with steps; pieces unchanged":
@@ -209,45 +209,46 @@ UNEVEN = Scored(
     Stage("in groups of one, two and three it talks to nobody outside, and ranks count there",
           _see, CASES[:6], (4,), GROUPS, oracle=by_objects),
     mistakes=(
-        Slip("A message is longer than the place made for it. No rank knows what the others send: "
-             "the lengths have to travel first.", (TELL, "[len(piece) for piece in pieces]")),
-        Slip("Tell lengths as int64: other types round them.",
+        Slip("A message is longer than its buffer. A rank doesn't know how much the others will "
+             "send: exchange the lengths first.", (TELL, "[len(piece) for piece in pieces]")),
+        Slip("Send the lengths as int64: other dtypes can round them.",
              (".tolist()", ".to(torch.bfloat16).long().tolist()"),
              ("device=pieces[0].device", "device=pieces[0].device, dtype=pieces[0].dtype",
               ".tolist()", ".long().tolist()")),
-        Slip("Make the place of each piece in the type that the sender gave it, new_empty.",
+        Slip("Make the buffer for each piece in the sender's dtype, with new_empty.",
              (NEW, NEW.replace("(n)", "(n, dtype=torch.float32)"))),
-        Slip("Here pieces are views with steps, and a message must be contiguous: "
+        Slip("Here the pieces are strided views, and a message must be contiguous: "
              "pieces[to].contiguous().", ("pieces[to].contiguous()", "pieces[to]")),
-        Slip("Copy this rank's own piece, too.", (OWN, "received[rank].zero_()")),
-        Slip("A result is in the memory of a piece: who writes into it would write into the piece. "
-             "Copy this rank's own piece.", (OWN, "received[rank] = pieces[rank]")),
+        Slip("Copy this rank's own piece as well.", (OWN, "received[rank].zero_()")),
+        Slip("A result shares memory with a piece, so writing into the result would change the "
+             "piece. Copy this rank's own piece.", (OWN, "received[rank] = pieces[rank]")),
         Slip(ORDER, (RETURN, "    return received[rank:] + received[:rank]\n"),
              (RETURN, "    return [received[rank - n] for n in range(R)]\n"),
              (RETURN, "    return [x for x in received if x.numel()]\n")),
-        Slip("Return a list of R tensors, one of each rank.",
+        Slip("Return a list of R tensors, one from each rank.",
              (RETURN, "    return torch.cat(received)\n"),
              (RETURN, "    received.pop(rank)\n    return received\n")),
         Slip("pieces[to] is for rank `to`: send it there, and receive from `source`.",
              (SWAP, "sendrecv(pieces[to].contiguous(), source, received[source], to, group)")),
-        Slip("One round is missing: every other rank has a piece, range(1, R).",
+        Slip("One step is missing: every other rank has a piece for this one, so use range(1, R).",
              (ROUNDS, "range(1, R - 1)", "new_empty(n)", "new_zeros(n)")),
-        Slip("`pieces` have changed: receive into new tensors, and leave the list as it is.",
+        Slip("`pieces` has changed: receive into new tensors, and leave the list as it is.",
              (RETURN, "    pieces.clear()\n    return received\n"),
              (RETURN, "    pieces[:] = received\n    return received\n")),
-        Slip("Each piece goes once, straight to its rank, without padding.",
+        Slip("Send each piece once, straight to its rank, without padding.",
              padded_to_the_longest),
-        Slip("Each piece goes straight to its rank. Round a ring it is sent up to R-1 times.",
+        Slip("Send each piece straight to its rank. Round a ring, it is sent up to R-1 times.",
              everything_round_a_ring),
-        Slip("A send waits until its receiver receives, and here nobody receives. `sendrecv` sends "
-             "and receives at the same time; without it, only one of the two may send first.",
+        Slip("A send waits until its receiver receives, and here no rank receives. `sendrecv` does "
+             "both at the same time; without it, only one rank of a pair may send first.",
              all_send_first),
-        Slip("An empty piece is no message: both sides know its length by then.",
+        Slip("Send no message for an empty piece: both sides already know its length.",
              a_message_for_nothing),
-        Slip("One message to each other rank tells it the length of its piece: R-1 are enough.",
+        Slip("One message to every other rank tells it the length of its piece: R-1 messages are "
+             "enough.",
              ("    source_lengths =",
               "    verbs.all_to_all(lengths, group)\n    source_lengths =")),
-        Slip("A piece is one message, because every message costs its latency.",
+        Slip("Send each piece in one message: every message costs latency.",
              (SWAP, "for a, b in zip(pieces[to].tensor_split(2), received[source].tensor_split(2)):"
               "\n            sendrecv(a.contiguous(), to, b, source, group)")),
         Slip(DROPPED, (SWAP, "handles = [dist.irecv(received[source], group=group, "
@@ -257,19 +258,20 @@ UNEVEN = Scored(
                        "handle.wait()")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", NEW,
                     f"kept.setdefault((R, pieces[0].dtype, *source_lengths), {NEW})")),
-        Slip("Pass `group` on wherever you ask or send: get_rank(group), get_world_size(group), "
-             "sendrecv(..., group).", (SWAP, SWAP.replace(", group)", ")")),
+        Slip("Pass `group` to every call: get_rank(group), get_world_size(group), sendrecv(..., "
+             "group).", (SWAP, SWAP.replace(", group)", ")")),
              (TELL, TELL.replace(", group", ""))),
-        Slip("Ranks in sendrecv count inside the group, as get_rank(group) does.",
+        Slip("sendrecv numbers ranks within the group, as get_rank(group) does.",
              (SWAP, SWAP.replace("to,", "dist.get_global_rank(group or dist.group.WORLD, to),"))),
         Slip(BUILD, by_objects),
     ), hints=(
         "A rank must receive a piece into a tensor of the right length. Which rank knows that "
         "length?",
-        "Take two rounds of messages. First each rank tells every other rank how much will come, "
-        "then the pieces go. In step s of each, send to rank + s and receive from rank - s.",
-        "lengths: verbs.all_to_all of a tensor of shape (R, 1), as int64. Then for shift in "
-        "range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), with "
-        "to = (rank + shift) % R and source = (rank - shift) % R. sendrecv skips empty tensors. "
-        "Copy your own piece.",
+        "Use two rounds of messages. First each rank tells every other rank how much to expect, "
+        "then it sends the pieces. In step s of each round, send to rank + s and receive from rank "
+        "- s.",
+        "For the lengths, call verbs.all_to_all on an int64 tensor of shape (R, 1). Then for shift "
+        "in range(1, R): sendrecv(pieces[to].contiguous(), to, received[source], source, group), "
+        "with to = (rank + shift) % R and source = (rank - shift) % R. sendrecv skips empty "
+        "tensors. Copy your own piece.",
     ))

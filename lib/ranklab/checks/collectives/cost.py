@@ -75,56 +75,59 @@ TIME = Proof(
            (), "a ValueError for an algorithm that it does not know": ("the outcome",)},
           _see_time, (*RUNS, Run("rign", 4, 1000)), oracle=seconds_of_steps),
     mistakes=(
-        Slip("alpha is paid once per step, not once in all: every step is a message.",
+        Slip("alpha is paid once per step, not once overall: every step is a message.",
              (STEPS, "alpha + steps * step_bytes * beta")),
         Slip("Every step also pays alpha.", (STEPS, "steps * step_bytes * beta")),
-        Slip("alpha is paid for a message, beta for a byte: they are swapped.",
+        Slip("alpha and beta are swapped: alpha is paid per message, beta per byte.",
              (STEPS, "steps * (beta + step_bytes * alpha)")),
         Slip("beta is seconds per byte; you count bits.",
              (STEPS, "steps * (alpha + 8 * step_bytes * beta)")),
         Slip("beta is seconds per byte, one over the bandwidth: multiply by it.",
              (STEPS, "steps * (alpha + step_bytes / beta)")),
-        Slip("The ring goes round twice, to reduce and to gather.", (RING, "(R - 1, nbytes / R)")),
-        Slip("Once round the ring is R-1 steps: a chunk need not come back to where it began.",
+        Slip("The chunks go round the ring twice, once to reduce and once to gather.",
+             (RING, "(R - 1, nbytes / R)")),
+        Slip("Each time round the ring is R-1 steps: a chunk need not come back to where it began.",
              (RING, "(2 * R, nbytes / R)")),
         Slip("A step of the ring moves one chunk, 1/R of the bytes.",
              (RING, "(2 * (R - 1), nbytes)")),
-        Slip("In the ring nbytes / ranks, not nbytes // ranks: the model has no reason to round a "
-             "chunk.", (RING, "(2 * (R - 1), nbytes // R)")),
-        Slip("The server: R-1 tensors come in, then R-1 go out.", (SERVER, "(R - 1, nbytes),")),
-        Slip("The server has its own x: R-1 workers send theirs, not R.",
+        Slip("Use nbytes / ranks for the ring, not nbytes // ranks: the model has no reason to "
+             "round a chunk.", (RING, "(2 * (R - 1), nbytes // R)")),
+        Slip("At the server, R-1 tensors come in, then R-1 go out.", (SERVER, "(R - 1, nbytes),")),
+        Slip("The server already has its own x: only R-1 workers send theirs, not R.",
              (SERVER, "(2 * R, nbytes),")),
-        Slip("All workers share the server's one link: their R-1 tensors come one after the other, "
-             "and so do the R-1 answers.", (SERVER, "(2, nbytes),")),
-        Slip("The server takes whole tensors, no chunks.", (SERVER, "(2 * (R - 1), nbytes / R),")),
-        Slip("There is no fraction of a round: round log2 R up when R is no power of two.",
+        Slip("All workers share the server's one link: their R-1 tensors arrive one after another, "
+             "and the R-1 answers leave one after another.", (SERVER, "(2, nbytes),")),
+        Slip("The server receives and sends whole tensors, not chunks.",
+             (SERVER, "(2 * (R - 1), nbytes / R),")),
+        Slip("The number of rounds can't be fractional: round log2 R up when R is not a power of "
+             "two.",
              (CEIL, "math.log2(ranks)")),
         Slip("A round is missing: round log2 R up (math.ceil), not down.",
              ("math.ceil", "math.floor")),
-        Slip("In each round the ranks that have it double: that is log2, not ln.",
+        Slip("Each round doubles the number of ranks that have the value: use log2, not ln.",
              ("math.log2", "math.log")),
-        Slip("Doubling needs one step more when R is no power of two: the extra ranks hand over "
-             "first.", (ODD_ROUNDS, "rounds")),
-        Slip("Doubling: only where R is no power of two is there one step more.",
+        Slip("Doubling needs one more step when R is not a power of two: the extra ranks hand over "
+             "their x first.", (ODD_ROUNDS, "rounds")),
+        Slip("Doubling needs one more step only when R is not a power of two.",
              (ODD_ROUNDS, "rounds + 1")),
-        Slip("Only doubling has one step more when R is no power of two. In a broadcast nobody has "
-             "to hand over first.", (TREE, "(swaps, nbytes)")),
-        Slip("In the tree every rank that has it sends in each round. They double: it takes "
-             "ceil(log2 R) rounds, not R-1.", (TREE, "(R - 1, nbytes)")),
+        Slip("Only doubling needs an extra step when R is not a power of two. In a broadcast, no "
+             "rank has to hand over its x first.", (TREE, "(swaps, nbytes)")),
+        Slip("In the tree, every rank that has the value sends in each round, so their number "
+             "doubles: it takes ceil(log2 R) rounds, not R-1.", (TREE, "(R - 1, nbytes)")),
         Slip("A tree's rounds all go one way: a broadcast has nothing to send back.",
              (TREE, "(2 * rounds, nbytes)")),
         Slip("In a swap both ranks send at the same time: it is one step, not two.",
              (SWAPS, "(2 * swaps, nbytes)")),
-        Slip("Doubling swaps whole tensors, no chunks.", (SWAPS, "(swaps, nbytes / R)")),
-        Slip("The tree sends whole tensors, no chunks.", (TREE, "(rounds, nbytes / R)")),
-        Slip("Raise a ValueError for unknown names. Say in a sentence which names there are.",
+        Slip("Doubling swaps whole tensors, not chunks.", (SWAPS, "(swaps, nbytes / R)")),
+        Slip("The tree sends whole tensors, not chunks.", (TREE, "(rounds, nbytes / R)")),
+        Slip("Raise a ValueError for an unknown name, with a message that lists the known names.",
              (KNOWN, "if False and algorithm not in"),
              (KNOWN, "if False and algorithm not in", "costs[algorithm]",
               'costs.get(algorithm, costs["ring"])')),
     ), hints=(
-        "For each algorithm: how many steps, one after the other, and how many bytes in a step?",
+        "For each algorithm, how many steps follow one another, and how many bytes are in each?",
         "Ring: 2(R-1) steps of nbytes/R. Server: 2(R-1) steps of nbytes. Tree: ceil(log2 R) steps "
-        "of nbytes. Doubling: like the tree, and one more if R is no power of two.",
+        "of nbytes. Doubling: like the tree, plus one step if R is not a power of two.",
         "return steps * (alpha + step_bytes * beta), after looking up (steps, step_bytes) in a "
         "dict; raise ValueError for a name that is not in it.",
     ))
@@ -206,48 +209,50 @@ FIT = Proof(
     Stage("a ValueError when all sizes are the same, or there is only one", _see_fit, SAME,
           oracle=fit_by_polyfit),
     mistakes=(
-        Slip("The two are swapped: alpha (seconds a message) comes first.",
+        Slip("The two are swapped: alpha (seconds per message) comes first.",
              (PAIR, "float(beta), float(alpha)")),
-        Slip("That is the bandwidth, bytes per second. beta is seconds per byte: one over it.",
+        Slip("That is the bandwidth, in bytes per second. beta is its inverse, seconds per byte.",
              (PAIR, "float(alpha), float(1 / beta)")),
-        Slip("Return alpha, beta.", (PAIR, "float(beta)"), (PAIR, "float(alpha)")),
+        Slip("Return both: alpha, beta.", (PAIR, "float(beta)"), (PAIR, "float(alpha)")),
         Slip("beta is per byte, not per bit.", (PAIR, "float(alpha), float(beta) / 8")),
         Slip("The line need not go through 0: alpha is the time of an empty message.",
              (PAIR, "0.0, float((seconds / sizes).mean())")),
-        Slip("alpha is less than the smallest time: that message has some bytes, too.",
+        Slip("alpha is less than the smallest time, because even that message carries some bytes.",
              (PAIR, "float(seconds.min()), float(beta)")),
-        Slip("If you divide the rows by the times, divide the right side, too: it is all ones "
-             "then.", (ONES, "seconds")),
-        Slip("A plain least squares sees only the largest message, and 10% of that is more than "
-             "all of alpha. Divide each row by its time, so that errors count in proportion.",
+        Slip("If you divide the rows by the times, divide the right-hand side as well: it becomes "
+             "all ones.", (ONES, "seconds")),
+        Slip("Plain least squares sees only the largest message, and 10% of its time is more than "
+             "all of alpha. Divide each row by its time, so that relative errors count.",
              (ROWS, f"[{ONES}, sizes]", f"rows, {ONES}", "rows, seconds")),
-        Slip("Divide each row by its time, not by a root of it.",
+        Slip("Divide each row by its time, not by the square root of its time.",
              (ROWS, "[seconds**-0.5, sizes * seconds**-0.5]", ONES, "seconds**0.5")),
-        Slip("Divide each row by its time, not by its size: small messages would count too much.",
+        Slip("Divide each row by its time, not by its size, which gives small messages too much "
+             "weight.",
              (ROWS, f"[1 / sizes, {ONES}]", f"rows, {ONES}", "rows, seconds / sizes")),
-        Slip("Use all points, not the first and the last alone.",
+        Slip("Use all the points, not just the first and the last.",
              (START, "    sizes, seconds = sizes[[0, -1]], seconds[[0, -1]]\n    rows =")),
-        Slip("Two times of one size are two equations, and each of them counts: a dict or "
-             "np.unique keeps one only.",
+        Slip("Two times for the same size are two equations, and both count: a dict or np.unique "
+             "keeps only one.",
              (START, "    sizes, first = np.unique(sizes, return_index=True)\n"
               "    seconds = seconds[first]\n    rows ="),
              (START, "    sizes, seconds = map(np.array, zip(*dict(zip(sizes, seconds)).items()))\n"
               "    rows =")),
-        Slip("Two different sizes are enough; the same one may come twice.",
+        Slip("Two different sizes are enough; a size can occur more than once.",
              (DIFFERENT, "len(set(sizes.tolist())) < len(sizes)"),
              (DIFFERENT, "len(set(sizes.tolist())) < 3")),
-        Slip("A time belongs to the size in the same place: do not sort one of the two.",
+        Slip("Each time belongs to the size at the same index: do not sort just one of the two.",
              ("np.asarray(sizes, float)", "np.sort(np.asarray(sizes, float))"),
              ("np.asarray(seconds, float)", "np.sort(np.asarray(seconds, float))")),
-        Slip("np.asarray makes no copy of an array: write sizes / seconds into a new one, not "
-             "sizes /= seconds.", (START, "    sizes /= seconds\n    rows =", ROWS,
+        Slip("np.asarray does not copy an array: put sizes / seconds into a new array, since sizes "
+             "/= seconds overwrites the caller's.",
+             (START, "    sizes /= seconds\n    rows =", ROWS,
                                    "[1 / seconds, sizes]")),
-        Slip("Two unknowns need two different sizes: raise a ValueError.",
+        Slip("Two unknowns need at least two different sizes: with fewer, raise a ValueError.",
              (f"if {DIFFERENT}", "if False"), (DIFFERENT, "len(sizes) < 2")),
     ), hints=(
         "Each measurement is one equation in two unknowns: alpha + size * beta = time.",
-        "numpy.linalg.lstsq solves many such equations at once. Divide each by its time first, or "
-        "only the largest message counts.",
+        "numpy.linalg.lstsq solves many such equations at once. Divide each equation by its time "
+        "first; otherwise only the largest message counts.",
         "rows = np.stack([1 / seconds, sizes / seconds], axis=1); alpha, beta = "
         "np.linalg.lstsq(rows, np.ones(len(sizes)), rcond=None)[0]",
     ))
@@ -290,43 +295,46 @@ CROSSOVER = Proof(
     Stage("infinity on 1 and 2 ranks, where the ring never wins", _see_crossover,
           tuple(map(Links, (1, 2))), oracle=bytes_of_equal_times),
     mistakes=(
-        Slip("From some size on the ring wins. Is the sign right? Doubling sends swaps times x, "
+        Slip("Above some size the ring wins. Is your sign right? Doubling sends x `swaps` times, "
              "the ring 2 (R-1)/R times: which is more?", (MORE_BYTES, "2 * (R - 1) / R - swaps")),
-        Slip("A size is positive: which of the two has more steps, and which more bytes?",
+        Slip("A size must be positive: which of the two has more steps, and which sends more "
+             "bytes?",
              (MORE_STEPS, "swaps - 2 * (R - 1)"),
              (MORE_BYTES, "2 * (R - 1) / R - swaps", IS_AHEAD, "more_bytes")),
-        Slip("alpha / beta, not beta / alpha: seconds a message over seconds a byte is bytes.",
+        Slip("Use alpha / beta, not beta / alpha: seconds per message over seconds per byte gives "
+             "bytes.",
              (EQUAL, "more_steps * beta / (more_bytes * alpha)")),
-        Slip("alpha / beta alone is where one message's latency and bytes cost the same. The ring "
-             "pays several alphas more, and doubling several bytes more.", (EQUAL, "alpha / beta")),
-        Slip("Divide by the bytes that doubling sends more, per byte of x.",
+        Slip("alpha / beta is only the size at which one message's latency and bytes cost the "
+             "same. The ring pays several extra alphas, and doubling sends extra bytes.",
+             (EQUAL, "alpha / beta")),
+        Slip("Divide by the extra bytes that doubling sends per byte of x.",
              (EQUAL, "more_steps * alpha / beta")),
-        Slip("The steps that the ring has more: count doubling's, too.",
+        Slip("Count only the ring's extra steps: doubling has some of its own.",
              (MORE_STEPS, "2 * (R - 1)")),
-        Slip("The bytes that doubling sends more: the ring sends some, too.",
+        Slip("Count only doubling's extra bytes: the ring sends some of its own.",
              (MORE_BYTES, "swaps")),
-        Slip("The ring goes round twice: 2(R-1) steps, 2(R-1)/R of the bytes.",
+        Slip("The ring goes round twice: 2(R-1) steps, and 2(R-1)/R of the bytes.",
              (MORE_STEPS, "R - 1 - swaps"), (MORE_BYTES, "swaps - (R - 1) / R"),
              (MORE_STEPS, "R - 1 - swaps", MORE_BYTES, "swaps - (R - 1) / R")),
         Slip("The ring sends 2(R-1)/R times x, not 2 times.", (MORE_BYTES, "swaps - 2")),
-        Slip("Doubling swaps all of x in each round, no chunks.",
+        Slip("Doubling swaps all of x in each round, not chunks of it.",
              (MORE_BYTES, "swaps / R - 2 * (R - 1) / R", IS_AHEAD, "more_bytes")),
-        Slip("These are elements of 4 bytes; bytes are wanted.", (EQUAL, f"{EQUAL} / 4")),
-        Slip("That is the size of one chunk, x / R; the size of x is wanted.",
+        Slip("That is a number of 4-byte elements: return bytes.", (EQUAL, f"{EQUAL} / 4")),
+        Slip("That is the size of one chunk, x / R: return the size of x.",
              (EQUAL, f"{EQUAL} / R")),
-        Slip("These are bits; bytes are wanted.", (EQUAL, f"{EQUAL} * 8")),
-        Slip("When R is no power of two, doubling has one round more than ceil(log2 R).",
+        Slip("That is a number of bits: return bytes.", (EQUAL, f"{EQUAL} * 8")),
+        Slip("When R is not a power of two, doubling needs one round more than ceil(log2 R).",
              (ODD_ROUNDS, "rounds"), ("math.ceil", "math.floor")),
-        Slip("When R is no power of two, round log2 R up: there is no fraction of a round.",
+        Slip("When R is not a power of two, round log2 R up: there are no fractional rounds.",
              (CEIL, "math.log2(ranks)")),
-        Slip("With 2 ranks doubling sends no more bytes than the ring and has fewer steps, so the "
-             "ring never wins: math.inf.",
+        Slip("With 2 ranks, doubling sends no more bytes than the ring and needs fewer steps, so "
+             "the ring never wins: return math.inf.",
              ("else math.inf", "else 0"), ("else math.inf", "else None")),
-        Slip("Mind the division by zero on 1 and 2 ranks: there doubling sends no more bytes than "
-             "the ring, and the ring never wins. That is math.inf.",
+        Slip("Avoid dividing by zero on 1 and 2 ranks: doubling sends no more bytes than the ring "
+             "there, so the ring never wins. Return math.inf.",
              (f" if {IS_AHEAD} else math.inf", ""), (IS_AHEAD, "more_bytes >= 0")),
     ), hints=(
-        "Write down the time of the ring and of doubling, and set them equal.",
+        "Write down the times of the ring and of doubling, and set them equal.",
         "The ring has more steps, doubling more bytes: (more steps) * alpha = n * (more bytes per "
         "byte of x) * beta.",
         "more_steps = 2 * (R - 1) - swaps; more_bytes = swaps - 2 * (R - 1) / R; return "

@@ -91,7 +91,7 @@ SCATTERED, ACROSS = "ring_reduce_scatter(x, inside)", "ring_all_reduce(shard, ac
 GATHERED = "ring_all_gather(shard, inside, out=x.new_empty(x.shape))"
 EVEN = MARKS, *TYPES, Case(24, kind="normal")
 SLOW, FAST = "bytes over the slow link", "bytes inside the node"
-LENGTHS = "Where L does not divide, give the last all-gather out=x.new_empty(x.shape)."
+LENGTHS = "If L does not divide the length, pass out=x.new_empty(x.shape) to the last all-gather."
 HIERARCHICAL = Proof(
     hierarchical_all_reduce,
     Stage({"right on 6 ranks in 3 nodes, four types; when nothing divides (0, 1, 2, 7, 1001), when "
@@ -110,16 +110,16 @@ HIERARCHICAL = Proof(
         Slip("The groups are swapped: the big transfers go over the slow link. Sum inside the node "
              "first.", (SCATTERED, "ring_reduce_scatter(x, across)", "(shard, across)",
                         "(shard, inside)", "(shard, inside, out", "(shard, across, out")),
-        Slip("The nodes never met: all-reduce the shard over the group `across`.",
+        Slip("The nodes never communicate: all-reduce the shard over the group `across`.",
              (ACROSS, "shard")),
-        Slip("The shard goes round inside the node again: all-reduce it over the group `across`.",
+        Slip("The shard is reduced inside the node again: all-reduce it over the group `across`.",
              (ACROSS, "ring_all_reduce(shard, inside)")),
         Slip("Here a shard is less than one L-th of x: reduce-scatter over `inside`, then "
              "all-reduce over `across`.", (ACROSS, "ring_reduce_scatter(shard, across)"),
              (SCATTERED, "ring_reduce_scatter(x)")),
-        Slip("Reduce-scatter inside the node: each rank has one L-th of its node's sum.",
+        Slip("Reduce-scatter inside the node: each rank then has one L-th of its node's sum.",
              (SCATTERED, "ring_reduce_scatter(x, across)")),
-        Slip("The last step gathers the same shards that the first scattered: inside the node.",
+        Slip("The last step must gather the shards that the first one scattered, inside the node.",
              ("(shard, inside, out", "(shard, across, out")),
         Slip("After the sum across the nodes each rank has one shard: an all-gather inside the "
              "node must follow.", (f"return {GATHERED}", "return shard")),
@@ -127,30 +127,30 @@ HIERARCHICAL = Proof(
              (GATHERED, "ring_all_gather(shard, inside)[:x.numel()].view(x.shape)")),
         Slip("Give the result x's shape.", (GATHERED, f"{GATHERED}.view(-1)")),
         Slip(MEAN, (GATHERED, f"({GATHERED} / dist.get_world_size()).to(x.dtype)")),
-        Slip("Pass the groups on: without one a ring goes round all ranks.",
+        Slip("Pass the groups on: without a group, a ring goes round all ranks.",
              (ACROSS, "ring_all_reduce(shard)"),
              (GATHERED, GATHERED.replace("inside, ", ""))),
         Slip("This is a flat ring: use the groups `inside` and `across`. Let only a shard of the "
              "node's sum cross to its peers.", flat_ring),
-        Slip("The whole tensor crosses. Sum inside the node first, and let only a shard of that "
-             "sum cross to its peers.", whole_tensor_across, across_first),
-        Slip("One rank carries more than the others. Let each take its own shard across, round a "
-             "ring.", leaders_across,
+        Slip("The whole tensor crosses the slow link. Sum inside the node first, and let only a "
+             "shard of that sum cross to its peers.", whole_tensor_across, across_first),
+        Slip("One rank sends more than the others. Let each rank send its own shard across, round "
+             "a ring.", leaders_across,
              (ACROSS, "parameter_server(shard, 0, across)"), parameter_server=parameter_server),
-        Slip("Nothing is padded: tensor_split cuts any length, and the last all-gather gets "
-             "out=x.new_empty(x.shape).", pads),
+        Slip("Don't pad: tensor_split cuts any length. Pass out=x.new_empty(x.shape) to the last "
+             "all-gather.", pads),
         Slip(OWN_TYPE, (SCATTERED, "ring_reduce_scatter(x.float(), inside).to(x.dtype)")),
         Slip(f"{CHANGED}Gather into a new tensor.", ("out=x.new_empty(x.shape)", "out=x")),
         Slip(FLAT, ("x.new_empty(x.shape)", "torch.empty_like(x)"), torch=torch),
         Slip(KEPT, ("across=None):", "across=None, kept={}):", "x.new_empty(x.shape)",
                     "kept.setdefault((x.shape, x.dtype), x.new_empty(x.shape))")),
-        Slip("Here you build it yourself, from ring_reduce_scatter, ring_all_reduce and "
+        Slip("Build it yourself here, from ring_reduce_scatter, ring_all_reduce and "
              "ring_all_gather.", sum_by_torch),
     ), hints=(
-        "Three lines: do as much as you can inside the node, before and after you use the slow "
-        "link.",
-        "Reduce-scatter inside: each rank of the node has one L-th of the node's sum. All-reduce "
-        "that across. All-gather inside.",
+        "Three lines are enough: do as much as you can inside the node, before and after you use "
+        "the slow link.",
+        "Reduce-scatter inside: each rank of the node then has one L-th of the node's sum. "
+        "All-reduce that across, then all-gather inside.",
         "shard = ring_reduce_scatter(x, inside); shard = ring_all_reduce(shard, across); return "
         "ring_all_gather(shard, inside, out=x.new_empty(x.shape))",
     ))
@@ -196,29 +196,30 @@ SERVER = Proof(
     Stage("inside a group it talks to nobody outside, and `server` counts there", _see_server,
           (ROOTS[1],), (4,), GROUPS, oracle=sum_for_server),
     mistakes=(
-        Slip("All traffic goes through rank `server`, whichever that is.",
+        Slip("All traffic goes through rank `server`, which need not be rank 0.",
              (START, f"    server = 0\n{START}")),
-        Slip("Receive from all workers first, then send to all: an early reply lacks the workers "
-             "that come later.", ("total += buffer\n        for worker in workers:",
+        Slip("Receive from all workers before you send: an earlier reply lacks the x of the "
+             "workers that come later.", ("total += buffer\n        for worker in workers:",
                                   "total += buffer")),
-        Slip("Workers still have their own x: the server must send the sum back, and they must "
-             "receive it into what they return.", (TAKE, "pass", ANSWER, "pass"),
+        Slip("Workers still have their own x: the server must send the sum back, and each worker "
+             "must receive it into the tensor it returns.", (TAKE, "pass", ANSWER, "pass"),
              (TAKE, f"{BUFFER}\n        {TAKE.replace('total', 'buffer')}")),
         Slip("The server adds each tensor that arrives: total += buffer.",
              ("total += buffer", "total = buffer.clone()")),
         Slip("The server's own x is part of the sum.",
              (BUFFER, f"{BUFFER}\n        total.zero_()")),
         Slip("The server's own x counts once.", (BUFFER, f"{BUFFER}\n        total += x")),
-        Slip("Workers keep the sum that comes back, as it is.",
+        Slip("The sum that comes back already includes the worker's x: return it unchanged.",
              (TAKE, f"{TAKE}\n        total += x")),
         Slip(MEAN, (RETURN, "    return (total / R).to(x.dtype)\n")),
-        Slip("All wait in recv: a worker sends first, and then receives.",
+        Slip("Deadlock: every rank is waiting in recv. A worker must send first, then receive.",
              (ASK, TAKE.replace("total", "buffer"), TAKE, ASK, "workers = [r for",
               "buffer = torch.empty_like(total)\n    workers = [r for")),
         Slip("The server talks to workers only, not to itself.", (" if r != server]", "]")),
-        Slip("A worker sends its x once, to the server only; the server answers each once.",
+        Slip("Each worker sends its x once, to the server only, and the server sends each worker "
+             "one answer.",
              ring_instead, all_to_all),
-        Slip("Send one message in each step, because every message costs its latency.",
+        Slip("Send one message per step: every message pays its own latency.",
              (ASK, "for part in total.view(-1).tensor_split(2):\n"
               "            dist.send(part, group=group, group_dst=server)",
               COLLECT, "for part in buffer.view(-1).tensor_split(2):\n"
@@ -226,26 +227,29 @@ SERVER = Proof(
         Slip(EMPTY, ("server and total.numel()", "server", "elif total.numel()", "else")),
         Slip(OWN_TYPE, (CLONE, "x.float()"), (CLONE, "x.float()", RETURN,
                                               "    return total.to(x.dtype)\n")),
-        Slip(f"{CHANGED}Add into a copy. (x.contiguous() is no copy where x is contiguous.)",
+        Slip(f"{CHANGED}Add into a copy. (x.contiguous() makes no copy if x is already "
+             "contiguous.)",
              (CLONE, "x"), (CLONE, "x.contiguous()")),
-        Slip("On one rank, too, return a copy: who writes into the result would write into x.",
+        Slip("Return a copy on a single rank as well: a caller who writes into the result would "
+             "write into x.",
              (RETURN, "    return total if R > 1 else x\n")),
         Slip(STRIDED, (CLONE, "x.clone()"), ("torch.empty_like(total)", "torch.empty_like(x)")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", CLONE,
                     f"kept.setdefault((R, x.shape, x.dtype), {CLONE})")),
         Slip(DROPPED, (ANSWER, ANSWER.replace("send", "isend"))),
-        Slip("Pass `group` on wherever you ask or send: get_rank(group), dist.send(..., "
+        Slip("Pass `group` to every call that takes it: get_rank(group), dist.send(..., "
              "group=group, group_dst=...).", (START, f"    group = None\n{START}"),
              (ASK, ASK.replace("group=group, ", ""))),
-        Slip("`server` and the workers count inside the group: use group_dst and group_src. dst= "
-             "and src= are numbers of all ranks.",
+        Slip("`server` and the workers are ranks within the group: use group_dst and group_src. "
+             "dst= and src= take global ranks.",
              (ASK, ASK.replace("group_dst", "dst"), TAKE, TAKE.replace("group_src", "src"),
               COLLECT, COLLECT.replace("group_src", "src"),
               ANSWER, ANSWER.replace("group_dst", "dst"))),
         Slip(BUILD, sum_for_server),
     ), hints=(
         "There are two kinds of ranks. Workers send x and wait for the answer; the server adds.",
-        "The server receives from every worker in turn and adds, and only then sends to every one.",
+        "The server receives from each worker in turn, adding as it goes, and only then sends the "
+        "sum to all of them.",
         "if rank != server: send(total), recv(total), both with group=group and group_dst or "
         "group_src=server; else: for each worker: recv(buffer); "
         "total += buffer; then for each worker: send(total). An empty x is not sent at all.",

@@ -20,17 +20,19 @@ MARK = 128  # ranks are counted to its base: a sum of marks tells how often each
 BACKENDS = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
             "scatter", "all_to_all", "barrier"}
 FINE = {"float64": 1 + 2.0**-26, "int64": 2**40 + 1}  # times whole numbers: lost in float32
-BUILD = "Here you build the collective yourself, from sendrecv, send and recv only."
-EMPTY = ("Nothing at all is sent when x is empty: every rank knows that there is nothing to come, "
-         "and a message costs its latency.")
-CHANGED = "x itself is changed, and it is the result: who writes into that would write into x. "
-KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
-MEAN = "Do not divide by R: code that wants the mean does it afterwards."
-OWN_TYPE = "Make every buffer with empty_like or new_empty: same type, same device."
-STRIDED = ("Here x is not contiguous, and a message must be. x.clone() and torch.empty_like(x) "
+BUILD = "Build the collective yourself here, using only sendrecv, send and recv."
+EMPTY = ("Send nothing when x is empty: every rank knows that there is nothing to receive, and "
+         "even an empty message pays latency.")
+CHANGED = "x itself is changed and returned, so writing into the result would change x. "
+KEPT = ("Something is left over from an earlier call: make new buffers inside the function on "
+        "every call.")
+MEAN = "Do not divide by R: a caller that wants the mean divides afterwards."
+OWN_TYPE = ("Allocate every buffer with empty_like or new_empty, so that it has the input's dtype "
+            "and device.")
+STRIDED = ("x is not contiguous here, but a message must be. x.clone() and torch.empty_like(x) "
            "keep the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
-FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, and then chunks are "
-        "copies: x.new_empty(x.shape) is contiguous.")
+FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, so the chunks become "
+        "copies; x.new_empty(x.shape) is contiguous.")
 COST = ("x afterwards", "memory that the result shares with x", "handles that nobody waited for",
         "what it uses of the backend's collectives", "bytes sent", "messages sent",
         "ranks that it sends to", "bytes that all ranks send")

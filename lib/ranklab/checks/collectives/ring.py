@@ -11,11 +11,12 @@ from ranklab.checks.prover import GROUPS, Proof, Slip, Stage
 from ranklab.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter, sendrecv
 
 ALONE = (Case(6, has_out=True),)
-LENGTHS = "R does not divide some of these lengths: tensor_split cuts chunks that differ by one."
-OUTSIDE = "Here an `out` is given. It is contiguous, and full of other numbers."
-IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
-GROUP = "Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group)."
-OUT = "What you return is not in `out`: let what arrives land in its chunks, and add in place."
+LENGTHS = ("R does not divide some of these lengths: tensor_split cuts chunks whose lengths differ "
+           "by one.")
+OUTSIDE = "Here `out` is given. It is contiguous, and filled with other numbers."
+IN_GROUPS = "It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."
+GROUP = "Pass `group` to every call that takes it: get_rank(group), sendrecv(..., group)."
+OUT = "What you return is not in `out`: receive into the chunks of `out`, and add in place."
 
 
 def _passes(number, R):
@@ -68,41 +69,43 @@ SCATTER = Proof(
     ring_reduce_scatter, *_stages(_see_scatter, scatter_by_torch, "rank r has chunk r of the sum",
                                   "(R-1)/R"),
     mistakes=(
-        Slip("The steps are too few: there are R-1, range(1, R).",
+        Slip("There are too few steps: make R-1 of them, range(1, R).",
              ("range(1, R)", "range(1, R - 1)", RETURN, "    return partial.clone()")),
         Slip("The indices are shifted. Chunk r must end at rank r after R-1 steps to the right, so "
              "it starts at rank r+1: each rank first sends chunk rank-1.",
              ("chunks[rank - 1]", "chunks[rank]", "(rank - 1 - step)", "(rank - step)")),
-        Slip("The ring is swapped: send to the right, (rank + 1) % R, receive from the left.",
+        Slip("The ring runs backwards: send to the right, (rank + 1) % R, and receive from the "
+             "left.",
              (EXCHANGE, "sendrecv(partial, (rank - 1) % R, buffer, (rank + 1) % R, group)")),
-        Slip("What arrived is passed on without your own share.", (ADD, "buffer")),
-        Slip("It mixes shares of different chunks: in step s = 1 .. R-1 chunk (rank - 1 - s) % R "
-             "arrives, and your share of that chunk is added.",
+        Slip("You pass on what arrived without adding your own share.", (ADD, "buffer")),
+        Slip("You mix shares of different chunks: in step s = 1 .. R-1, chunk (rank - 1 - s) % R "
+             "arrives, so add your share of that chunk.",
              (ADD, "buffer.add_(chunks[(i + 1) % R])"), (ADD, "buffer.add_(chunks[rank])")),
-        Slip("x itself is changed: chunks that are cut from x are views of x. Add into what "
+        Slip("x itself is changed: chunks cut from x are views of x. Add into the tensor that "
              "arrived.", (ADD, "chunks[i].add_(buffer)")),
         Slip(MEAN, (RETURN, "    return (partial / R).to(x.dtype)")),
         Slip(OUT, (ADD, "buffer + chunks[i]"), ("if out is not None else None", "if False else 0")),
-        Slip("Chunks of `out` differ in length, too: tensor_split cuts them.",
+        Slip("The chunks of `out` can also differ in length: cut them with tensor_split.",
              ("out.view(-1).tensor_split(R)", "out.view(R, -1)")),
-        Slip("Return one chunk, the finished one.",
+        Slip("Return only one chunk, the finished one.",
              (RETURN, f"    if out is not None:\n        return out\n{RETURN}")),
-        Slip("Return the chunk, also where `out` is given.",
+        Slip("Return the chunk even when `out` is given.",
              (RETURN, "    return partial if out is None else None")),
-        Slip("On one rank, too, return a copy: who writes into the result would write into x.",
+        Slip("Return a copy on a single rank as well: a caller who writes into the result would "
+             "write into x.",
              (ALONE_COPY, "sums[0].copy_(partial) if sums else partial")),
-        Slip("On one rank, too, the result is in the `out` that is given.",
+        Slip("On a single rank as well, the result must be in the `out` that is given.",
              (ALONE_COPY, "partial.clone()")),
         Slip(GROUP, (EXCHANGE, EXCHANGE.replace(", group", "")),
              ("dist.get_rank(group), dist.get_world_size(group)",
               "dist.get_rank(), dist.get_world_size()")),
-        Slip("Send one message in each step: every message costs its latency.",
+        Slip("Send one message in each step: every message costs latency.",
              (EXCHANGE, "for a, b in zip(partial.tensor_split(2), buffer.tensor_split(2)):\n"
               f"            {EXCHANGE.replace('partial', 'a').replace('buffer', 'b')}")),
-        Slip("You pass the whole tensor each time. One chunk a step is enough.", whole_tensor),
+        Slip("You pass the whole tensor each time. One chunk per step is enough.", whole_tensor),
     ), hints=(
-        "Cut x with x.flatten().tensor_split(R). A partial sum travels round the ring and every "
-        "rank adds its own share to it. Where must it start, to end at its owner?",
+        "Cut x with x.flatten().tensor_split(R). A partial sum travels round the ring, and every "
+        "rank adds its own share. Where must it start in order to end at its owner?",
         "Chunk r ends at rank r after R-1 steps, so it starts at rank r+1: a rank first sends its "
         "chunk rank-1. In step s = 1 .. R-1 it receives chunk (rank - 1 - s) % R and adds its own.",
         "partial = chunks[rank - 1]; for step in range(1, R): i = (rank - 1 - step) % R; receive "
@@ -165,19 +168,21 @@ GATHER = Proof(
              "that made the shard, not from when it arrived.",
              ("chunks[rank].copy_", "chunks[0].copy_", "(rank - step + 1) % R, (rank - step) % R",
               "step - 1, step")),
-        Slip("Pass on what arrived last; your own shard goes out first, and once.",
+        Slip("Pass on what arrived last; your own shard goes out only once, in the first step.",
              ("sendrecv(chunks[have]", "sendrecv(chunks[rank]")),
-        Slip("In a ring a rank talks to its neighbours only: send to rank+1.",
+        Slip("In a ring, a rank talks only to its neighbours: send to rank+1.",
              (GIVE, "sendrecv(chunks[rank], (rank + step) % R, chunks[want], (rank - step) % R, "
               "group)")),
-        Slip("The ring is swapped: send to the right, (rank + 1) % R, receive from the left.",
+        Slip("The ring runs backwards: send to the right, (rank + 1) % R, and receive from the "
+             "left.",
              (GIVE, "sendrecv(chunks[have], (rank - 1) % R, chunks[want], (rank + 1) % R, group)")),
-        Slip("One step too many: R-1 steps, not R.", ("range(1, R)", "range(1, R + (R > 1))")),
-        Slip("The result must lie in the `out` that is given.",
+        Slip("There is one step too many: make R-1 steps, not R.",
+             ("range(1, R)", "range(1, R + (R > 1))")),
+        Slip("The result must be in the `out` that is given.",
              ("if out is None", "if True"), ("if out is None", "if out is None or R == 1"),
              ("chunks = out", "out = torch.empty_like(out)\n    chunks = out")),
-        Slip("Here the shard lies in `out` already, as ring_all_reduce calls it, and it is lost. "
-             "Do not clear `out`, nor receive there before you have sent.",
+        Slip("Here the shard is already in `out`, as in ring_all_reduce, and it gets lost. Do not "
+             "clear `out`, or receive over the shard before you have sent it.",
              ("chunks = out", "chunks = out.zero_()")),
         Slip(GROUP, (GIVE, GIVE.replace(", group", "")),
              ("    rank, R =", "    group = group if out is None else None\n    rank, R =")),
@@ -185,7 +190,7 @@ GATHER = Proof(
                     f"kept.setdefault((R, shard.shape, shard.dtype), {MADE})")),
         Slip(OWN_TYPE, ("shard.new_empty(", "torch.empty(")),
     ), hints=(
-        "Make room for R shards, put your own into place `rank`, and pass on what arrives.",
+        "Make room for R shards, put your own in place `rank`, and pass on what arrives.",
         "In each step send what arrived last: in step s = 1 .. R-1 shard (rank - s) % R comes in, "
         "and the one before, (rank - s + 1) % R, goes out. tensor_split of `out` gives the places.",
         "chunks[rank].copy_(shard.flatten()); for step in range(1, R): have, want = (rank - step + "
@@ -233,24 +238,26 @@ ALL_REDUCE = Proof(
              (f"return {GATHERED}", "return shard")),
         Slip("The chunks are flat. Give the result x's shape.", (GATHERED, f"{GATHERED}.view(-1)")),
         Slip(MEAN, (GATHERED, f"({GATHERED} / dist.get_world_size(group)).to(x.dtype)")),
-        Slip("R does not divide this length, so shards differ in length: make `out` where none is "
-             "given, x.new_empty(x.shape), and hand `out` to both.",
+        Slip("R does not divide this length, so shards differ in length. If no `out` is given, "
+             "make one, x.new_empty(x.shape), and pass `out` to both calls.",
              (GATHERED, "ring_all_gather(shard, group).view(x.shape)")),
         Slip(OWN_TYPE, ("shard = ring_reduce_scatter(x, group, out)",
               "shard = ring_reduce_scatter(x.float(), group).to(x.dtype)")),
-        Slip("Nothing is in the `out` that was given.", ("    if out is None:", "    if True:")),
+        Slip("Nothing was written to the `out` that was given.",
+             ("    if out is None:", "    if True:")),
         Slip(FLAT, ("x.new_empty(x.shape)", "torch.empty_like(x)")),
         Slip(GROUP, (GATHERED, "ring_all_gather(shard, None, out)"),
              ("    if out is None:", "    group = group if out is None else None\n"
               "    if out is None:")),
         Slip("You pass the whole tensor R-1 times. Pass one chunk at a time: after R-1 steps each "
              "rank owns one finished chunk.", passes_the_whole),
-        Slip("Each rank adds in a different order. Let one rank finish a chunk and send the "
-             "finished chunk to the others, or replicas drift apart.", own_order),
-        Slip("Padding is sent too. tensor_split cuts any length into R chunks.", pads),
+        Slip("Each rank adds in a different order, so replicas drift apart. Let one rank finish a "
+             "chunk and send the finished chunk to the others.", own_order),
+        Slip("You send padding as well. tensor_split cuts any length into R chunks.", pads),
     ), hints=(
         "You have both halves already. What does a rank have after reduce-scatter?",
-        "Reduce-scatter leaves each rank one finished chunk; all-gather hands the chunks to all.",
+        "Reduce-scatter leaves each rank with one finished chunk; all-gather gives the chunks to "
+        "all ranks.",
         "out = x.new_empty(x.shape) when none is given; shard = ring_reduce_scatter(x, group, "
         "out); return ring_all_gather(shard, group, out)",
     ))

@@ -93,56 +93,59 @@ BROADCAST = Proof(
     Stage("inside a group it talks to nobody outside, and `src` counts there", _see_broadcast,
           (ROOTS[1],), (4,), GROUPS, oracle=broadcast_by_torch),
     mistakes=(
-        Slip("src sends to all itself. A rank that has the value can pass it on.",
+        Slip("src itself sends to every rank. Any rank that has the value can pass it on.",
              (SENDS, "place == 0", RECEIVES, "place == have", DOUBLES, "have += 1")),
-        Slip("The value goes from rank to rank like a bucket. In each round every rank that has it "
-             "can send: the number of ranks that have it doubles.",
+        Slip("The value is handed on one rank at a time. In each round every rank that has it can "
+             "send, so the number of ranks that have it doubles.",
              (SENDS, "place + 1 == have", TO, "(rank + 1) % R", RECEIVES, "place == have",
               FROM, "(rank - 1) % R", DOUBLES, "have += 1")),
         Slip("Send to the farthest place first: it has to serve the most others.", nearest_first),
         Slip("Count places from src: place = (rank - src) % R.", ("(rank - src) % R", "rank")),
         Slip("Turn a place back into a rank with (place + src) % R before you send to it or "
              "receive from it.", (TO, "place + have", FROM, "place - have")),
-        Slip("R is no power of two here: is there a partner for every rank? A place sends only "
-             "where place + have < R.", (SENDS, "place < have")),
-        Slip("Are there enough rounds? `have` doubles until it is R or more: log2 R, rounded up.",
+        Slip("R is not a power of two here, so not every place has a partner: a place sends only "
+             "if place + have < R.", (SENDS, "place < have")),
+        Slip("There are too few rounds: `have` doubles until it is R or more, which takes log2 R "
+             "rounds, rounded up.",
              ("while have < R", "while 2 * have <= R"), ("while have < R", "while 2 * have < R")),
-        Slip("After a round twice as many have it: have *= 2.", (DOUBLES, "have += 1")),
+        Slip("Each round doubles the number of ranks that have the value: have *= 2.",
+             (DOUBLES, "have += 1")),
         Slip("A rank sends what it does not have yet: only places 0 .. have-1 have the value.",
              (SENDS, "place % (2 * have) == 0 and place + have < R",
               RECEIVES, "place % (2 * have) == have")),
-        Slip("A send waits until its receiver receives, and here nobody receives. Only one of the "
-             "two may send first, the one that has the value.",
+        Slip("A send waits until its receiver receives, and here no rank receives. Of each pair, "
+             "only the rank that has the value sends.",
              (f"if {SENDS}", "if R > 1", f"elif {RECEIVES}", "if R > 1")),
-        Slip("Send x as it is, in its own type.",
+        Slip("Send x as it is, in its own dtype.",
              *(("dist.send(out,", f"dist.send(out.{wide}(),",
                 "dist.recv(out,", f"wide = out.{wide}()\n            dist.recv(wide,",
                 f"{FROM})", f"{FROM})\n            out.copy_(wide)")
                for wide in ("double", "float"))),
-        Slip(f"{CHANGED}Receive into a copy. (x.contiguous() is no copy where x is contiguous.)",
+        Slip(f"{CHANGED}Receive into a copy. (x.contiguous() makes no copy if x is already "
+             "contiguous.)",
              (CLONE, "x"), (CLONE, "x.contiguous()")),
-        Slip("On src, too, return a copy: who writes into the result would write into x.",
+        Slip("Return a copy on src as well; otherwise, writing into the result would change x.",
              ("    return out", "    return x if place == 0 else out")),
         Slip(STRIDED, (CLONE, "x.clone()")),
         Slip(EMPTY, (" and out.numel()", "")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", CLONE,
                     f"kept.setdefault((R, x.shape, x.dtype), {CLONE})")),
         Slip(DROPPED, ("dist.send(out,", "dist.isend(out,")),
-        Slip("Pass `group` on wherever you ask or send: get_rank(group), dist.send(..., "
+        Slip("Pass `group` to every call that takes it: get_rank(group), dist.send(..., "
              "group=group, group_dst=...).", (START, f"    group = None\n{START}"),
              ("dist.send(out, group=group", "dist.send(out")),
-        Slip("Ranks count inside the group, `src` too: convert nothing, and use group_dst and "
-             "group_src. dst= and src= are numbers of all ranks.",
+        Slip("Ranks here, `src` included, are numbered within the group: convert nothing, and use "
+             "group_dst= and group_src=. dst= and src= are ranks in the whole world.",
              ("(rank - src)", "(rank - (dist.get_group_rank(group, src) if group else src))"),
              ("group_dst=", "dst=", "group_src=", "src=")),
         Slip(BUILD, broadcast_by_torch),
     ), hints=(
         "Count places from src: place = (rank - src) % R. Place 0 has the value at the start.",
-        "Keep a number `have`, 1 at first: places 0 .. have-1 have the value. In a round each of "
-        "them sends to the place `have` further on, if there is one. Then `have` doubles.",
+        "Keep a number `have`, 1 at first: places 0 .. have-1 have the value. In each round, each "
+        "of them sends to the place `have` further on, if there is one. Then `have` doubles.",
         "while have < R: if place < have and place + have < R: dist.send(out, group=group, "
         "group_dst=(rank + have) % R); elif have <= place < 2 * have: dist.recv(out, group=group, "
-        "group_src=(rank - have) % R); then have *= 2. (Not at all when `out` is empty.)",
+        "group_src=(rank - have) % R); then have *= 2. (Send nothing when `out` is empty.)",
     ))
 
 
@@ -210,62 +213,69 @@ DOUBLING = Proof(
           oracle=all_reduce_by_torch),
     mistakes=(
         Slip("The step doubles each time: 1, 2, 4 (step *= 2).", ("step *= 2", "step += 1")),
-        Slip("log2 R rounds: go on while step < power.", ("step < power", "2 * step < power")),
-        Slip("Swap with one partner, rank ^ step: then both add the same two numbers, and have the "
-             "same bits.",
+        Slip("There are log2 R rounds: continue while step < power.",
+             ("step < power", "2 * step < power")),
+        Slip("Swap with a single partner, rank ^ step: then both add the same two numbers and get "
+             "the same bits.",
              (SWAP, SWAP.replace("rank ^ step", "(rank + step) % power", 1).replace(
                  "rank ^ step", "(rank - step) % power"))),
-        Slip("A swap goes both ways, so your partner must have you as its partner: rank ^ step. "
-             "Rank + step has another one.",
+        Slip("A swap goes both ways, so your partner's partner must be you. That holds for rank ^ "
+             "step, but not for rank + step.",
              (SWAP, SWAP.replace("rank ^ step", "(rank + step) % power"))),
-        Slip("Swap all you have so far, not x alone.", (SWAP, SWAP.replace("total", "x"))),
+        Slip("Swap everything you have added up so far, not just x.",
+             (SWAP, SWAP.replace("total", "x"))),
         Slip("Add what arrives to what you have.",
              (ADD, f"total = {SWAP.replace('buffer', 'torch.empty_like(total)')}")),
-        Slip("What arrives needs a place of its own: do you receive into the tensor that you add "
-             "to?", (SWAP, "sendrecv(total.clone(), rank ^ step, total, rank ^ step, group)")),
+        Slip("What arrives needs a buffer of its own: are you receiving into the tensor that you "
+             "add to?", (SWAP, "sendrecv(total.clone(), rank ^ step, total, rank ^ step, group)")),
         Slip(MEAN, (SUM, "    return (total / R).to(x.dtype)\n")),
         Slip(OWN_TYPE, (CLONE, "x.float()"),
              (CLONE, "x.float()", SUM, "    return total.to(x.dtype)\n",
               TAKE_BACK, f"{TAKE_BACK}.to(x.dtype)")),
-        Slip("No ring and no chunks: log2 R swaps of the whole tensor. On 7 ranks three hand x "
-             "over, in one message. The other four swap all they have twice, as four ranks do, and "
-             "three of them send the sum back.", ring_all_reduce,
+        Slip("No ring, no chunks: log2 R swaps of the whole tensor. On 7 ranks, three send their x "
+             "once; the other four swap twice, and three of these send the sum back.",
+             ring_all_reduce,
              ("    power =", "    if R & R - 1:\n        return ring_all_reduce(x, group)\n"
               "    power ="), ring_all_reduce=ring_all_reduce),
-        Slip("x goes round a ring, R-1 steps. Swap what is added up so far with rank ^ step: log2 "
-             "R steps.", round_a_ring),
-        Slip("Send one message in each step, because every message costs its latency.",
+        Slip("You pass x around a ring in R-1 steps. Instead, swap the sum so far with rank ^ "
+             "step: log2 R steps.", round_a_ring),
+        Slip("Send one message per step: every message pays its own latency.",
              (ADD, "for a, b in zip(total.view(-1).tensor_split(2), "
               "buffer.view(-1).tensor_split(2)):\n            sendrecv(a, rank ^ step, b, rank ^ "
               "step, group)\n        total += buffer")),
-        Slip("R is no power of two here: is there a partner for every rank? Only those below the "
+        Slip("R is not a power of two here: does every rank have a partner? Only ranks below the "
              "largest power of two swap.", (POWER, "R"), ("step < power", "step < R")),
-        Slip("On 7 ranks, no power of two: fold the ranks beyond the largest power of two in "
-             "first: they hand their x to a partner below, wait, and get the finished sum back.",
+        Slip("7 is not a power of two. The ranks beyond the largest power of two first send their "
+             "x to a lower partner, wait, and get the finished sum back.",
              by_distance),
         Slip("Add what the extra ranks hand over.",
              (TAKE_OVER, TAKE_OVER.removeprefix("total += "))),
-        Slip("Add what the extra ranks hand over before the swaps, or only one rank has it.",
+        Slip("Add what the extra ranks send before the swaps start; otherwise the other ranks "
+             "never get it.",
              (TAKE_OVER, f"late = {TAKE_OVER.removeprefix('total += ')}.clone()", GIVE_BACK,
               f"total += late\n        {GIVE_BACK}")),
         Slip("The extra ranks get the finished sum back at the end.",
              (TAKE_BACK, "return total", GIVE_BACK, "pass")),
-        Slip(f"{CHANGED}Add into a copy. (x.contiguous() is no copy where x is contiguous.)",
+        Slip(f"{CHANGED}Add into a copy. (x.contiguous() makes no copy if x is already "
+             "contiguous.)",
              (CLONE, "x"), (CLONE, "x.contiguous()")),
-        Slip("On one rank, too, return a copy: who writes into the result would write into x.",
+        Slip("Return a copy on a single rank as well: a caller who writes into the result would "
+             "write into x.",
              (SUM, "    return total if R > 1 else x\n")),
         Slip(STRIDED, (CLONE, "x.clone()"), ("torch.empty_like(total)", "torch.empty_like(x)")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", CLONE,
                     f"kept.setdefault((R, x.shape, x.dtype), {CLONE})")),
-        Slip("Pass `group` on wherever you ask or send: get_rank(group), sendrecv(..., group).",
+        Slip("Pass `group` to every call that takes it: get_rank(group), sendrecv(..., group).",
              (START, f"    group = None\n{START}"), (SWAP, SWAP.replace(", group", "")),
              ("dist.get_rank(group), dist.get_world_size(group)",
               "dist.get_rank(), dist.get_world_size()")),
         Slip(BUILD, all_reduce_by_torch),
     ), hints=(
-        "In round k swap all you have with the rank whose number differs in bit k: rank ^ 2**k.",
-        "When R is no power of two: the ranks from `power` on first give their x to rank - power, "
-        "wait, and get the sum at the end. sendrecv with an empty tensor is a one-way message.",
+        "In round k, swap everything you have with the rank whose number differs from yours in bit "
+        "k: rank ^ 2**k.",
+        "When R is not a power of two, the ranks from `power` on first send their x to rank - "
+        "power, wait, and receive the sum at the end. sendrecv with an empty tensor is a one-way "
+        "message.",
         "step = 1; while step < power: total += sendrecv(total, rank ^ step, buffer, rank ^ step, "
         "group); step *= 2 - with the extra ranks handled before and after.",
     ))

@@ -14,9 +14,10 @@ B, H, KV, T, D = 2, 4, 2, 24, 4
 # Roundings of exp(score - lse): an error of half an eps in a score of 290, in the products that it
 # is the sum of, in lse or in the difference is 290 such errors in the result.
 OF_SCORES = 4 * 290
-KEPT = "Something is kept from another call: make buffers inside the function, new in each call."
-IN_GROUPS = ("On all ranks it was right. Here are groups: some have ranks that are not 0 .. n-1, "
-             "and some have one rank alone.")
+KEPT = ("Something is left over from an earlier call: make new buffers inside the function on "
+        "every call.")
+IN_GROUPS = ("It was right on all ranks. Here there are groups: some have ranks that are not 0 .. "
+             "n-1, and some have only one rank.")
 
 
 def inputs(turn, dtype=torch.float32, heads=(H, KV), scale=1):

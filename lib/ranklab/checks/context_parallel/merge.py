@@ -91,8 +91,8 @@ def by_sigmoid(out, lse, other, other_lse):
     return weight * out + (1 - weight) * other, torch.logaddexp(lse, other_lse)
 
 
-FINITE = ("exp of a score is infinite from 89 on, in float32. Take the exp of differences: "
-          "lse - the new lse is never above 0.")
+FINITE = ("In float32, exp of a score is infinite from 89 on. Take exp of differences instead: lse "
+          "- the new lse is never above 0.")
 NEW_LSE = "torch.logaddexp(lse, other_lse)"
 LARGER = "torch.maximum(lse, other_lse)"
 WEIGHT, SUM = "(part - total).exp()", "weight * out + other_weight * other"
@@ -100,43 +100,47 @@ MERGE = Proof(
     online_softmax_merge,
     Stage("out and lse over both sets of keys; the arguments stay unchanged", _see, SMALL,
           oracle=by_softmax,
-          note="Weights are exp(lse - the new lse), one for each row; lse is of both sets of keys; "
-               "and nothing is written into the arguments."),
+          note=("The weights are exp(lse - the new lse), one per row; the new lse is over both "
+                "sets of keys; and nothing is written into the arguments.")),
     Stage("whatever the scores: no exp overflows", _see, LARGE, oracle=by_softmax,
           roundings=OF_SCORES,
           note="exp of a score may be infinite or 0 in float32. Only -inf means: no key."),
     Stage("a row that has seen no key on one side, or on both", _see,
           (Case("some rows see no key", hidden=True),), oracle=by_softmax,
-          note="Here a row may have seen no key: lse is -inf there and out 0."),
+          note="Here a row may have seen no keys: then its lse is -inf and its out is 0."),
     Stage("twelve keys, one after the other", _see,
           (Case("twelve parts of one key", 3, cuts=tuple(range(1, KEYS))),), oracle=by_softmax),
     mistakes=(
-        Slip("The sums of exp add up, not their logarithms: logaddexp.",
+        Slip("Add the sums of exp, not their logarithms: use logaddexp.",
              (NEW_LSE, "lse + other_lse"), (f"{SUM}, total", f"{SUM}, lse + other_lse")),
-        Slip("The new lse is the larger of both. Both sums of exp count: logaddexp.",
+        Slip("The new lse is just the larger of the two here. Both sums of exp count: use "
+             "logaddexp.",
              (NEW_LSE, LARGER), (f"{SUM}, total", f"{SUM}, {LARGER}")),
-        Slip("The old lse is returned: the new one is of both sets of keys.",
+        Slip("The old lse is returned: the new one must cover both sets of keys.",
              (f"{SUM}, total", f"{SUM}, lse")),
-        Slip("The other's lse is returned: the new one is of both sets of keys.",
+        Slip("other_lse is returned: the new lse must cover both sets of keys.",
              (f"{SUM}, total", f"{SUM}, other_lse")),
-        Slip("Each is a mean by its own softmax: weigh them, with weights that add up to 1.",
+        Slip("Each out is a mean under its own softmax: combine them with weights that add up to "
+             "1.",
              (SUM, "out + other")),
-        Slip("The mean of both is returned. The part with the larger sum of exp counts more: its "
-             "weight is exp(its lse - the new lse).", (SUM, "(out + other) / 2")),
-        Slip("Each out goes with its own lse.", (SUM, "other_weight * out + weight * other")),
-        Slip("Only one of the two is weighed: the other is a mean over fewer keys, too.",
+        Slip("The plain mean of the two is returned. The part with the larger sum of exp counts "
+             "more: its weight is exp(its lse - the new lse).", (SUM, "(out + other) / 2")),
+        Slip("The weights are swapped: weight each out by its own lse.",
+             (SUM, "other_weight * out + weight * other")),
+        Slip("Only one of the two is weighted: the other also covers only some of the keys, so it "
+             "needs its weight as well.",
              (SUM, "weight * out + other"), (SUM, "out + other_weight * other")),
         Slip("The weights do not add up to 1: take exp(lse - the new lse), not exp(lse - the "
              "larger lse).", (WEIGHT, f"(part - {LARGER}).exp()")),
-        Slip("The sign: a weight is exp(lse - the new lse), at most 1.",
+        Slip("The sign is wrong: a weight is exp(lse - the new lse), at most 1.",
              (WEIGHT, "(total - part).exp()")),
         Slip("lse is a logarithm: a weight is exp(lse - the new lse).",
              (WEIGHT, "(part / total)"), (WEIGHT, "(part - total)")),
         Slip("Return out first, then lse.", (f"{SUM}, total", f"total, {SUM}")),
-        Slip("Return both, out and the new lse.", (f"{SUM}, total", SUM)),
-        Slip("Results are float32, as the arguments are.",
+        Slip("Return both out and the new lse.", (f"{SUM}, total", SUM)),
+        Slip("The results are float32, like the arguments.",
              (NEW_LSE, "torch.logaddexp(lse.double(), other_lse.double())")),
-        Slip("lse is one number for each row, and out has D: unsqueeze(-1) lets them meet.",
+        Slip("lse has one number per row, and out has D: unsqueeze(-1) lets them broadcast.",
              (".unsqueeze(-1)", "")),
         Slip("An argument is changed. Make new tensors: no += and no exp_().",
              ("return weight * out", "return out.mul_(weight)"),
@@ -147,20 +151,21 @@ MERGE = Proof(
              (f"return {SUM}", f"other_lse.sub_(lse)\n    return {SUM}")),
         Slip(FINITE, (NEW_LSE, "torch.log(lse.exp() + other_lse.exp())"),
              (WEIGHT, "(part.exp() / total.exp())"), exp_first),
-        Slip("lse lies below any bound that you clamp it to: only -inf means that there is no key.",
+        Slip("A valid lse can lie below any bound that you clamp it to: only -inf means that there "
+             "is no key.",
              (f"total = {NEW_LSE}", "lse, other_lse = (x.clamp(min=-1000) for x in (lse, other_lse)"
               f")\n    total = {NEW_LSE}\n    total = total.where(total > -999, float('-inf'))")),
-        Slip("A row may have seen no key: lse is -inf there and out 0. -inf - -inf is no number: "
-             "put 0 in its place.", (".nan_to_num(0.0)", ""), by_sigmoid,
+        Slip("A row may have seen no key: its lse is -inf and its out 0. Since -inf - -inf is nan, "
+             "replace the weight with 0.", (".nan_to_num(0.0)", ""), by_sigmoid,
              (NEW_LSE, f"{LARGER} + "
               f"((lse - {LARGER}).exp() + (other_lse - {LARGER}).exp()).log()")),
-        Slip("Where a row has seen no key on either side, lse stays -inf.",
+        Slip("If a row has seen no key in either set, its lse stays -inf.",
              ("other, total", "other, total.nan_to_num(neginf=0.0)"),
              ("other, total", "other, total.nan_to_num(0.0)")),
     ), hints=(
         "Each out is a sum of exp(score) v, divided by its own sum of exp(score). What factor "
-        "turns that into a division by the sum of both?",
-        "lse is the logarithm of a sum of exp. torch.logaddexp adds two such sums without an "
+        "turns that into a division by the total of both sums?",
+        "lse is the logarithm of a sum of exp. torch.logaddexp adds two such sums without "
         "overflow. The weight of each out is exp(its lse - the new lse).",
         "total = torch.logaddexp(lse, other_lse); weights (lse - total).exp().nan_to_num(0.0), "
         "with unsqueeze(-1); return the weighted sum and total",

@@ -23,18 +23,20 @@ PREDICTIONS = (
     ),
     Prediction(
         "cp_last_rank", solution="(2 * 4 - 1) / 4", unit="times the mean", tolerance=0,
-        hint="Which keys do the last rank's queries see, in blocks? And the first rank's?",
+        hint="How many blocks of keys do the last rank's queries see? And the first rank's?",
         answer=lambda: 7 / 4,
         mistakes={7.0: "that is compared with the first rank, not with the mean",
                   4.0: "that is compared with the first rank, and a block on the diagonal is half",
                   1.6: "that counts blocks on the diagonal as whole ones",
                   1.0: "late tokens see more keys than early ones"},
-        why="In half blocks the ranks have 1, 3, 5 and 7, 4 on average. All wait for the last.",
+        why=("In half blocks, the ranks have 1, 3, 5 and 7, or 4 on average. All wait for the last "
+             "rank."),
     ),
     Prediction(
         "cp_ring_mb", solution="7 * 2 * 8 * 128 * 131072 / 8 * 2 / 1e6", unit="MB",
         answer=lambda: RING / 1e6,
-        hint="What is in a block, for how many tokens, and how many times does a rank send one?",
+        hint=("What does a block hold, for how many tokens, and how many times does a rank send "
+              "one?"),
         mistakes={RING * 8 / 7e6: "the block makes 7 hops to meet 8 ranks: the last one stays",
                   RING / 2e6: "k and v are both sent", RING / 7e6: "that is one hop",
                   4 * RING / 1e6: "k and v have 8 heads, not 32",
@@ -45,7 +47,7 @@ PREDICTIONS = (
     Prediction(
         "cp_ulysses_mb", solution="7 / 8 * (32 + 8 + 8 + 32) * 128 * 131072 / 8 * 2 / 1e6",
         unit="MB", answer=lambda: ULYSSES / 1e6,
-        hint="Four tensors are traded. How much of each does a rank keep?",
+        hint="Four tensors are exchanged. How much of each does a rank keep?",
         mistakes={ULYSSES * 8 / 7e6: "1/8 of each tensor stays on its rank",
                   ULYSSES * 48 / 80e6: "the result goes back, too",
                   ULYSSES * 128 / 80e6: "k and v have 8 heads, not 32",

@@ -143,20 +143,20 @@ def two_messages(q, k, v, visible, group=None):
     return out, lse
 
 
-GROUP = "Hand `group` on wherever you ask or send: get_rank(group), Hop(x, group)."
+GROUP = "Pass `group` to every call that needs it: get_rank(group), Hop(x, group)."
 OWNER = "In step i a rank has the block of rank (rank - i) % R."
-OVERLAP = ("Start the hop of the block, then compute with the block, and only then wait: the next "
-           "block travels meanwhile.")
-VIEWS = ("k and v may be transposed views, whose numbers do not lie in a row: torch.stack copies "
-         "them, and view fails.")
-PASSES = ("Every rank passes every block on, also one of which it sees nothing: the next rank "
+OVERLAP = ("Start the block's hop, then compute with the block, and only then wait: the next block "
+           "travels during the computation.")
+VIEWS = ("k and v may be transposed views, which are not contiguous: torch.stack copies them, but "
+         "view() fails.")
+PASSES = ("Every rank passes on every block, even one that its queries cannot see: the next rank "
           "waits for it.")
-TYPE = "k and v travel in their own type: float32 is twice the bytes of bfloat16."
-STACKED = "One message a hop is enough: k and v, stacked."
-ALONE = "On one rank nothing is sent: there is nobody to send to."
-GATHERED = ("Nothing goes round: all_gather brings all blocks at once, with the memory of the "
+TYPE = "Send k and v in their own dtype: float32 has twice the bytes of bfloat16."
+STACKED = "One message per hop is enough: k and v, stacked."
+ALONE = "A single rank sends nothing: there is no other rank to send to."
+GATHERED = ("This is not a ring: all_gather brings all blocks at once, and needs memory for the "
             "whole sequence.")
-NOWHERE = "The last block goes nowhere: R - 1 hops are enough for k and v."
+NOWHERE = "The last block is not passed on: R - 1 hops are enough for k and v."
 VISIBLE = "visible[(rank - step) % R]"
 HOP = "hop = Hop(block, group) if step < R - 1 else None"
 WAIT = "block = hop and hop.wait()"
@@ -176,20 +176,20 @@ FORWARD = Proof(
         (*COST, LATE, EARLY)}, "qkv"),
     mistakes=(
         Slip(OWNER, *OTHERS),
-        Slip("One step is missing: R blocks are looked at, after R - 1 hops.",
+        Slip("One step is missing: there are R blocks to process, with R - 1 hops between them.",
              ("range(R)", "range(R - 1)"), ("range(R)", "range(1, R)")),
-        Slip("Each block has its own softmax: online_softmax_merge weighs them.",
+        Slip("Each block has its own softmax: online_softmax_merge weights the results.",
              (ADDED, "out, lse = out + part[0], part[1]"),
              (ADDED, "out, lse = out + part[0], torch.logaddexp(lse, part[1])"),
              (ADDED, "out, lse = out + part[0] / R, torch.logaddexp(lse, part[1])")),
-        Slip("Only the last block counts: merge each block's result with what is there.",
+        Slip("Only the last block counts here: merge each block's result into the result so far.",
              (ADDED, "out, lse = part")),
-        Slip("Only its own block counts. Other ranks' keys count, too: merge each block's result "
-             "with what is there.",
+        Slip("Only the rank's own block counts here: merge the results of the other ranks' blocks "
+             "into it.",
              (ADDED, "out, lse = part if step == 0 else (out, lse)")),
-        Slip("The block that has arrived is not used: it is what wait() returns.",
+        Slip("The received block is not used: it is what wait() returns.",
              (WAIT, "_ = hop and hop.wait()"), (WAIT, "")),
-        Slip("Scores and sums are float32: add up in float32, whatever the type of q.",
+        Slip("Scores and sums are float32: accumulate in float32, whatever the dtype of q.",
              (PART, f"{PART}\n        part = {ROUNDED} part]"),
              (ADDED, f"{ADDED}\n        out, lse = {ROUNDED} (out, lse)]"),
              (PART, f"{PART}\n        part = {ROUNDED} part]",
@@ -200,14 +200,14 @@ FORWARD = Proof(
              ("dtype=torch.float32, device=q.device", "dtype=q.dtype, device=q.device",
               ADDED, f"{ADDED}\n        out = out.to(q.dtype)",
               "return out", "return out.float()")),
-        Slip("out is float32, whatever the type of q.", ("return out", "return out.to(q.dtype)")),
-        Slip("Return both, (out, lse).", ("return out, lse", "return out")),
+        Slip("out is float32, whatever the dtype of q.", ("return out", "return out.to(q.dtype)")),
+        Slip("Return both: (out, lse).", ("return out, lse", "return out")),
         Slip("Return out first, then lse.", ("return out, lse", "return lse, out")),
         Slip("k comes first in the block, then v.", (STACK, "torch.stack([v, k])")),
         Slip(FINITE, (ADDED, "a, b = lse.exp().unsqueeze(-1), part[1].exp().unsqueeze(-1)\n"
                       "        out = ((a * out + b * part[0]) / (a + b)).nan_to_num(0.0)\n"
                       "        lse = torch.log(lse.exp() + part[1].exp())")),
-        Slip("An argument is changed: what arrives belongs into a buffer of its own.",
+        Slip("An argument is changed: keep what arrives in a separate buffer.",
              (WAIT, f"{WAIT}\n        block = block is not None and [k.copy_(block[0]), "
               "v.copy_(block[1])]", "Hop(block,", "Hop(torch.stack([*block]),")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", f"block = {STACK}",
@@ -215,7 +215,7 @@ FORWARD = Proof(
         Slip(VIEWS,
              (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
         Slip(PASSES, *HIDDEN),
-        Slip("No hop has begun in the last step: there is nothing to wait for.",
+        Slip("No hop is started in the last step, so there is nothing to wait for.",
              (WAIT, "block = hop.wait()")),
         Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
              (PLACE, "dist.get_rank(group), dist.get_world_size()")),
@@ -225,10 +225,10 @@ FORWARD = Proof(
              (STACK, f"{STACK}.float()")),
         Slip(ALONE, (HOP, HOP.replace("R - 1", "max(R - 1, 1)"))),
         Slip(STACKED, two_messages),
-        Slip("Whose block it is need not be sent: it is that of rank (rank - step) % R.",
+        Slip("There is no need to send the block's owner: it is rank (rank - step) % R.",
              (HOP, f"{HOP}\n        told = hop and Hop(torch.tensor([rank], device=q.device), "
               "group)", WAIT, f"{WAIT}\n        told and told.wait()")),
-        Slip("Each block is sent twice. Start one hop, and take what its wait() returns.",
+        Slip("Each block is sent twice. Start one hop, and use what its wait() returns.",
              (WAIT, "hop and hop.wait()\n        block = hop and Hop(block, group).wait()")),
         Slip(GATHERED, all_blocks_at_once),
         Slip(OVERLAP, (HOP, "", WAIT, f"{HOP}; {WAIT}"),
@@ -236,8 +236,8 @@ FORWARD = Proof(
               WAIT, "block = hop")),
     ), hints=(
         "Whose block does a rank have in step 0, in step 1, in step i?",
-        "R steps: start the hop of the block, attend to the block, merge, wait for the next one. "
-        "After the last step nothing is passed on.",
+        "In each of R steps, start the block's hop, attend to the block, merge, and wait for the "
+        "next block. The last step passes nothing on.",
         "hop = Hop(block, group) if step < R - 1 else None; out, lse = online_softmax_merge(out, "
         "lse, *block_attention(q, *block, visible[(rank - step) % R])); block = hop and hop.wait()",
     ))
@@ -286,34 +286,35 @@ BACKWARD = Proof(
         COST}, ARGUMENTS),
     mistakes=(
         Slip(OWNER, *OTHERS),
-        Slip("One step is missing: R blocks are looked at, after R - 1 hops.",
+        Slip("One step is missing: there are R blocks to process, with R - 1 hops between them.",
              ("range(R)", "range(R - 1)")),
-        Slip("dq is of the last block alone: dq adds up over the blocks.",
+        Slip("dq comes from the last block only: sum it over all blocks.",
              ("dq + grads[0]", "grads[0]")),
-        Slip("dq is of its own block alone: dq adds up over the blocks.",
+        Slip("dq comes from the rank's own block only: sum it over all blocks.",
              ("dq + grads[0]", "dq if step else grads[0]")),
-        Slip("dk and dv are of one rank's queries: a block's gradients travel with it, and each "
-             "rank adds its own to what comes.", (SUM, "grad_hop.wait()")),
-        Slip("dk and dv are of its own queries alone. A block's gradients add up over the ranks "
-             "that it meets.", (SUM, "gradients = grad_hop.wait()"),
+        Slip("dk and dv cover only one rank's queries: a block's gradients travel with it, and "
+             "each rank adds its own to those it receives.", (SUM, "grad_hop.wait()")),
+        Slip("dk and dv cover only this rank's own queries: a block's gradients add up over all "
+             "the ranks that it visits.", (SUM, "gradients = grad_hop.wait()"),
              ("dq, block, grad_hop = 0,", "own, dq, block, grad_hop = None, 0,",
               "        if grad_hop:", "        own = gradients.clone() if own is None else own\n"
               "        if grad_hop:",
               f"dk, dv = {HOME}", "dk, dv = own\n    grad_hop and grad_hop.wait()")),
         Slip("dk and dv are sums over the queries of all ranks, not means: do not divide by R.",
              ("return dq, dk, dv", "return dq, dk / R, dv / R")),
-        Slip("The gradients' last hop is missing: after R steps a block's gradients are on the "
+        Slip("The gradients' last hop is missing: after R steps, a block's gradients are on the "
              "rank before its owner.",
              ("Hop(gradients, group) if R > 1", "Hop(gradients, group) if step < R - 1")),
-        Slip("The last hop is not waited for: it brings the gradients home.", (HOME, "gradients")),
-        Slip("Return dq, dk, dv.", ("return dq, dk, dv", "return dq, dv, dk"),
+        Slip("Wait for the last hop: it brings the gradients home.", (HOME, "gradients")),
+        Slip("Return dq, dk, dv, in this order.", ("return dq, dk, dv", "return dq, dv, dk"),
              ("return dq, dk, dv", "return dk, dv, dq")),
         Slip("Return all three: dq, dk and dv.", ("return dq, dk, dv", "return dq")),
         Slip("k comes first in the block, then v.", (STACK, "torch.stack([v, k])")),
-        Slip("The probabilities are exp(score - lse) by the lse over all keys: pass out and lse "
-             "on, not those of one block.",
+        Slip("The probabilities are exp(score - lse), with lse over all keys: pass the given out "
+             "and lse, not those of one block.",
              (GRADS, GRADS.replace("out, lse", f"*block_attention(q, *block, {VISIBLE})"))),
-        Slip("All three gradients are float32, and added up in float32, whatever the type of q.",
+        Slip("All three gradients are accumulated and returned in float32, whatever the dtype of "
+             "q.",
              ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
               "dq + grads[0]", "dq.add_(grads[0])"),
              ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
@@ -321,21 +322,21 @@ BACKWARD = Proof(
              ("return dq, dk, dv", "return [x.to(q.dtype) for x in (dq, dk, dv)]"),
              ("return dq, dk, dv", "return dq, dk.to(k.dtype), dv.to(k.dtype)"),
              ("return dq, dk, dv", "return [x.to(q.dtype).float() for x in (dq, dk, dv)]")),
-        Slip("The gradients travel in float32, too: each rank adds to them, and each sum in 16 "
-             "bits is rounded.",
+        Slip("Send the gradients in float32: each rank adds to them, and in 16 bits every sum is "
+             "rounded.",
              ("torch.stack(grads[1:])", "torch.stack(grads[1:]).to(k.dtype)"),
              ("torch.stack(grads[1:])", "torch.stack(grads[1:]).to(k.dtype)",
               HOME, f"({HOME}).float()"),
              ("torch.stack(grads[1:])", "torch.stack(grads[1:]).bfloat16()")),
-        Slip("An argument is changed: what arrives belongs into a buffer of its own.",
+        Slip("An argument is changed: keep what arrives in a separate buffer.",
              (WAIT, "block = hop and [k.copy_((arrived := hop.wait())[0]), "
               "v.copy_(arrived[1])]", "Hop(block,", "Hop(torch.stack([*block]),")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", f"0, {STACK}",
                     f"0, kept.setdefault((R, k.dtype, rank), {STACK})")),
         Slip(VIEWS, (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
         Slip(PASSES, *HIDDEN),
-        Slip("No hop has begun there: in the first step no gradients come, in the last one no "
-             "block.", ("        if grad_hop:", "        if R > 1:"),
+        Slip("There is no hop to wait for: no gradients arrive in the first step, and no block "
+             "arrives in the last.", ("        if grad_hop:", "        if R > 1:"),
              ("hop and hop.wait()", "hop.wait()")),
         Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
              ("Hop(gradients, group)", "Hop(gradients)")),
@@ -345,9 +346,10 @@ BACKWARD = Proof(
         Slip(TYPE, (STACK, f"{STACK}.float()")),
         Slip(GATHERED, all_reduced),
     ), hints=(
-        "dq stays on its rank. Which ranks know a part of dk and dv of one block?",
-        "As in forward, with block_gradients. The gradients of a block travel with it: each rank "
-        "adds its own to what comes, and passes the sum on. Where are they after R steps?",
+        "dq stays on its rank. Which ranks compute a part of one block's dk and dv?",
+        "Proceed as in forward, with block_gradients. A block's gradients travel with it: each "
+        "rank adds its own to those it receives, and passes the sum on. Where are they after R "
+        "steps?",
         "gradients = torch.stack([dk, dv]) of this block; if grad_hop: gradients += grad_hop.wait()"
         "; grad_hop = Hop(gradients, group); after the loop dk, dv = grad_hop.wait()",
     ))

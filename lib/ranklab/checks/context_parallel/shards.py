@@ -14,9 +14,10 @@ from ranklab.context_parallel.shard import (
 )
 from ranklab.engine.report import count_ranks
 
-ROWS = "A row for each rank; all ranks have as many tokens, and none is left out."
-ONE_RANK = "Each token is on one rank."
-ORDER = "Ranks keep their tokens in the order of the sequence."
+ROWS = ("Return one row per rank: all ranks have the same number of tokens, and no token is left "
+        "out.")
+ONE_RANK = "Each token must be on exactly one rank."
+ORDER = "Each rank must keep its tokens in sequence order."
 
 def fault_of(positions, tokens, ranks):
     """Return (what is wrong with a plan, what it must be), or None where nothing is wrong.
@@ -91,39 +92,40 @@ ZIGZAG = Proof(
     Stage("where 2R does not divide the tokens it is a ValueError", _see_refusal, UNEVEN,
           note="refuse_uneven(tokens, parts) raises it."),
     mistakes=(
-        Slip("Those are consecutive parts: rank 0 has early tokens, which see few keys.",
+        Slip("Those are contiguous parts: rank 0 has only early tokens, which see few keys.",
              (ALL, "torch.arange(tokens).view(ranks, -1)")),
-        Slip("That is every R-th token: nearly even, but no block of keys is wholly visible or "
-             "wholly hidden, so that nothing can be left out.",
+        Slip("That is every R-th token: the work is nearly even, but no block of keys is fully "
+             "visible or fully hidden, so nothing can be skipped.",
              (ALL, "torch.arange(tokens).view(-1, ranks).T.contiguous()")),
-        Slip("Tokens are dealt one by one, there and back: even, but no block of keys is wholly "
-             "visible or wholly hidden, so that nothing can be left out.",
+        Slip("Tokens are dealt one by one, back and forth: the work is even, but no block of keys "
+             "is fully visible or fully hidden, so nothing can be skipped.",
              (ALL, "torch.stack([(p := torch.arange(tokens).view(-1, 2, ranks))[:, 0], "
               "p[:, 1].flip(1)], dim=1).flatten(0, 1).T.contiguous()")),
-        Slip("That is parts r and R + r: the late one must be counted from the end.",
+        Slip("Those are parts r and R + r: the late one must be counted from the end.",
              ("tail.flip(0)", "tail")),
         Slip("The early part must come first: rows are ascending.",
              ("[head, tail.flip(0)]", "[tail.flip(0), head]")),
-        Slip("The tokens of the late part are backwards: turn the order of the parts, not that of "
-             "their tokens.",
+        Slip("The tokens of the late part are backwards: reverse the order of the parts, not the "
+             "tokens within them.",
              ("tail.flip(0)", "tail.flip(1)"), ("tail.flip(0)", "tail.flip(0, 1)")),
-        Slip("The late part is early again: it comes from the second half.",
+        Slip("Both parts are early: the late part must come from the second half.",
              ("tail.flip(0)]", "head]"), ("tail.flip(0)]", "head.flip(0)]")),
-        Slip("A row for each rank: join its early and its late part along dim 1.",
+        Slip("Each rank has one row: join its early and late parts along dim 1.",
              ("dim=1)", "dim=0)")),
         Slip("Rows are ranks, columns are their tokens: (R, T/R).", (ALL, f"{ALL}.T")),
         Slip("Join the two parts: a row is one list of tokens.",
              (ALL, "torch.stack([head, tail.flip(0)], dim=1)")),
-        Slip("Return a tensor of torch.long, as torch.arange makes it.", in_lists, in_floats,
+        Slip("Return a torch.long tensor, like the one that torch.arange makes.", in_lists,
+             in_floats,
              (ALL, f"{ALL}.int()")),
-        Slip("2R parts must divide the tokens, not R alone.", ("2 * ranks)\n", "ranks)\n")),
-        Slip("Tokens that 2R does not divide are a ValueError: refuse_uneven(tokens, 2 * ranks).",
+        Slip("2R must divide the number of tokens, not just R.", ("2 * ranks)\n", "ranks)\n")),
+        Slip("Raise ValueError if 2R does not divide the tokens: refuse_uneven(tokens, 2 * ranks).",
              ("    refuse_uneven(tokens, 2 * ranks)\n", ""),
              ("    refuse_uneven(tokens, 2 * ranks)\n", "    tokens -= tokens % (2 * ranks)\n")),
     ), hints=(
-        "Token i sees i + 1 keys. How can you pair parts of the sequence, so that all pairs have "
+        "Token i sees i + 1 keys. How can you pair parts of the sequence so that every pair sees "
         "the same number of keys?",
-        "The r-th part from the front and the r-th from the end, of 2R parts.",
+        "Of 2R parts, take the r-th from the front and the r-th from the end.",
         "head, tail = torch.arange(tokens).view(2, ranks, -1); torch.cat([head, tail.flip(0)], "
         "dim=1)",
     ))
@@ -132,7 +134,7 @@ ZIGZAG = Proof(
 # --- documents ------------------------------------------------------------------------------------
 
 TOKENS, MOST = 8192, 1.1  # of the mean: pairs of the fullest rank
-FULLEST, COPY = "the fullest rank computes", "Work on a copy: sorted()."
+FULLEST, COPY = "the fullest rank computes", "Work on a copy: use sorted()."
 
 
 def lengths_of(seed, tokens=TOKENS):
@@ -202,10 +204,11 @@ DOCUMENTS = Exercise(
         Slip(ORDER, (".sort().values", "")),
         Slip(COPY, (FOUND, f"    lengths.sort()\n{FOUND}")),
     ), hints=(
-        "How much work is a document of n tokens? Which one alone is more than a rank's share?",
-        "Cut the long ones into 2R parts, an early and a late one for each rank. The others, "
-        "longest first, go whole to the rank with the least work that has room.",
-        "Keep for each rank the room that is left and the pairs that it has. If no rank has room "
-        "for a whole document, fill the rank with the most room, and go on with the rest. Of a "
-        "document that is cut, deal the first n % (2 * ranks) tokens one by one.",
+        "How much work is a document of n tokens? Which documents are more than a rank's share on "
+        "their own?",
+        "Cut the long ones into 2R parts, an early and a late one for each rank. Assign the others "
+        "whole, longest first, to the rank with the least work that has room.",
+        "For each rank, track the room left and the pairs so far. If no rank has room for a whole "
+        "document, fill the rank with the most room, and continue with the rest. If you cut a "
+        "document, deal out its first n % (2 * ranks) tokens one by one.",
     ))

@@ -124,51 +124,53 @@ ULYSSES = Proof(
     Stage("inside groups of 1, 2 and 3 ranks it talks to nobody outside", _see, CASES, (4,),
           GROUPS, oracle=in_one_process, note=IN_GROUPS),
     mistakes=(
-        Slip("attend gets this rank's own tokens alone: trade first.", (THERE, "x")),
-        Slip("The result goes back the same way: cut its tokens (dim 2), join the heads (dim 1).",
+        Slip("attend gets only this rank's own tokens: trade first.", (THERE, "x")),
+        Slip("Trade the result back as well: split its tokens (dim 2) and join the heads (dim 1).",
              (BACK, "attend(*heads)"), (BACK, "Trade.apply(attend(*heads), 1, 2, group)")),
-        Slip("Cut the heads (dim 1), join the tokens (dim 2); the result goes the other way.",
+        Slip("Split the heads (dim 1) and join the tokens (dim 2); do the reverse for the result.",
              (THERE, "Trade.apply(x, 2, 1, group)"),
              (THERE, "Trade.apply(x, 2, 1, group)", BACK, BACK.replace("2, 1", "1, 2"))),
         Slip("The heads are dim 1: (B, H, T/R, D).", (THERE, "Trade.apply(x, 3, 2, group)")),
-        Slip("The parts of the tokens are joined along dim 2.",
+        Slip("Join the tokens along dim 2.",
              (THERE, "Trade.apply(x, 1, 0, group)"), (THERE, "Trade.apply(x, 1, 1, group)")),
-        Slip("Autograd must know both trades, there and back: the gradient of an all-to-all is the "
-             "all-to-all back.", (THERE, "trade(x, 1, 2, group)"),
+        Slip("Autograd must know about both trades: the gradient of an all-to-all is the reverse "
+             "all-to-all.", (THERE, "trade(x, 1, 2, group)"),
              (BACK, "trade(attend(*heads), 2, 1, group)"), trade=trade),
-        Slip("k and v have gradients, too: trade them as they are.",
+        Slip("k and v need gradients as well: trade them as they are.",
              ("for x in (q, k, v)", "for x in (q, k.detach(), v.detach())")),
-        Slip("q, k and v are three tensors: one of them goes twice, another one not at all.",
+        Slip("One of q, k and v is traded twice, and another not at all.",
              ("for x in (q, k, v)", "for x in (q, k, k)"),
              ("for x in (q, k, v)", "for x in (q, q, v)")),
-        Slip("q, k and v are handed to attend in another order.",
+        Slip("q, k and v reach attend in the wrong order.",
              ("for x in (q, k, v)", "for x in (q, v, k)"),
              ("for x in (q, k, v)", "for x in (k, q, v)")),
-        Slip("k and v travel with the heads that they have: attend lets heads of q share them.",
+        Slip("Send k and v with just the heads that they have: attend lets heads of q share them.",
              ("for x in (q, k, v)", "for x in (q, *(x.repeat_interleave(q.shape[1] // x.shape[1], "
               "1) for x in (k, v)))")),
-        Slip("attend's q, k and v have the type of q, k and v, and the result, too.",
+        Slip("attend must get q, k and v in their own dtype, and the result must have that dtype "
+             "as well.",
              (THERE, "Trade.apply(x, 1, 2, group).float()"),
              (BACK, BACK.replace("attend(*heads)", "attend(*heads).float()"))),
-        Slip("Trade in the type of q, k and v: float32 is twice the bytes of bfloat16.",
+        Slip("Trade in the dtype of q, k and v: float32 has twice the bytes of bfloat16.",
              (THERE, "Trade.apply(x.float(), 1, 2, group)", f"return {BACK}",
               f"return {BACK}.to(q.dtype)"),
              (THERE, "Trade.apply(x.float(), 1, 2, group).to(x.dtype)")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", "heads = [", "heads = kept[R, q.dtype,"
                     " q.shape] = kept.get((R, q.dtype, q.shape)) or [")),
-        Slip("Every rank gets all heads of all tokens, and uses its own heads alone: that sends R "
-             "times as much.", (THERE, "Trade.apply(x.repeat(1, R, 1, 1), 1, 2, group).chunk(R, 1)"
+        Slip("Every rank receives all heads of all tokens but uses only its own heads: that sends "
+             "R times as much as needed.",
+             (THERE, "Trade.apply(x.repeat(1, R, 1, 1), 1, 2, group).chunk(R, 1)"
                                "[dist.get_rank(group)]")),
-        Slip("Heads of q, of k and of v that R does not divide are a ValueError: each rank has "
-             "some heads whole.", (REFUSES, "    if False:"), (REFUSES, "    if q.shape[1] % R:"),
+        Slip("Raise ValueError if R does not divide the heads of q, k or v: each rank needs whole "
+             "heads.", (REFUSES, "    if False:"), (REFUSES, "    if q.shape[1] % R:"),
              (REFUSES, "    if (q.shape[1] + 2 * k.shape[1]) % R:")),
-        Slip("Hand `group` on: get_world_size(group), Trade.apply(x, 1, 2, group).",
+        Slip("Pass `group` on: get_world_size(group), Trade.apply(x, 1, 2, group).",
              (THERE, "Trade.apply(x, 1, 2, None)"),
              (BACK, "Trade.apply(attend(*heads), 2, 1, None)"),
              ("get_world_size(group)", "get_world_size()")),
     ), hints=(
-        "No head needs another head. What must a rank have to compute some of them?",
-        "Cut the heads (dim 1), join the tokens (dim 2); the result goes the other way.",
+        "Heads are independent of each other. What must a rank have to compute some of them?",
+        "Split the heads (dim 1) and join the tokens (dim 2); do the reverse for the result.",
         "q, k, v = (Trade.apply(x, 1, 2, group) for x in (q, k, v)); return "
         "Trade.apply(attend(q, k, v), 2, 1, group)",
     ))

@@ -82,22 +82,23 @@ BUCKETS = Proof(
            "one type on one device in each bucket; those that never reach the cap come last": ()},
           _see, CASES),
     Stage("a cap of 0 bytes is refused with a ValueError", _see_refusal, (0,),
-          note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
+          note=("Report the problem at once: raise ValueError(...) with the numbers in its "
+                "message.")),
     mistakes=(
-        Slip("float16 and bfloat16 are two types, though both have two bytes.",
+        Slip("float16 and bfloat16 are different dtypes, even though both take two bytes.",
              (KIND, "parameter.dtype.itemsize, parameter.device")),
-        Slip("The caller's list is turned round: reversed() leaves it as it is.",
+        Slip("You reversed the caller's list: reversed() leaves it as it is.",
              (BACKWARDS, f"(parameters.reverse() or [*parameters]) if isinstance(parameters, list) "
               f"else {BACKWARDS}")),
         Slip("Begin with the last parameter: backward begins at the end of the model, so the last "
              "gradients are ready first.", (BACKWARDS, "parameters")),
-        Slip("Fill the buckets from the last parameter on, too: it is not enough to turn the list "
-             "of buckets round.", (BACKWARDS, "parameters", f"closed + {OPEN_ONES}",
+        Slip("Fill the buckets starting from the last parameter: reversing the finished buckets is "
+             "not enough.", (BACKWARDS, "parameters", f"closed + {OPEN_ONES}",
                                   f"[bucket[::-1] for bucket in (closed + {OPEN_ONES})[::-1]]")),
-        Slip("A bucket that holds exactly the cap has reached it, and closes: compare with >=, not "
-             "with >.", (">= bucket_cap_bytes", "> bucket_cap_bytes")),
-        Slip("Torch's rule: put the parameter in, and then close the bucket if it has reached the "
-             "cap. So a bucket may be larger than the cap, by its last parameter.",
+        Slip("A bucket that holds exactly the cap has reached it and closes: compare with >=, not "
+             ">.", (">= bucket_cap_bytes", "> bucket_cap_bytes")),
+        Slip("As in torch, add the parameter first, then close the bucket if it has reached the "
+             "cap. So the last parameter can take a bucket over the cap.",
              (">= bucket_cap_bytes:", "> bucket_cap_bytes and bucket[1:]:", CLOSES,
               "closed.append(still_open[kind][:-1])\n            still_open[kind] = [parameter]")),
         Slip("A parameter that is larger than the cap goes into the open bucket, like any other.",
@@ -105,35 +106,38 @@ BUCKETS = Proof(
               "        if parameter.nbytes > bucket_cap_bytes:\n            "
               "closed.append([parameter])\n            continue\n"
               "        bucket.append(parameter)\n")),
-        Slip("A bucket goes on here after its bytes have reached the cap: close it then. The cap "
-             "is a number of bytes, as it is.",
+        Slip("This bucket keeps growing after its bytes have reached the cap: close it then. The "
+             "cap is already in bytes.",
              (">= bucket_cap_bytes:", ">= 1024 * bucket_cap_bytes:"),
              (f"if {NBYTES} >= bucket_cap_bytes:", "if False:")),
-        Slip("One cap for all buckets. (Torch closes its first one at 1 MiB: not asked for here.)",
+        Slip("All buckets have the same cap. (Torch closes its first one at 1 MiB, which is not "
+             "asked for here.)",
              (">= bucket_cap_bytes:",
               ">= (bucket_cap_bytes if closed else min(2**20, bucket_cap_bytes)):")),
-        Slip("The cap is in bytes, not in elements: parameter.nbytes.", ("p.nbytes", "p.numel()")),
-        Slip("A number in bfloat16 has two bytes, not four: parameter.nbytes counts them.",
+        Slip("The cap is in bytes, not in elements: use parameter.nbytes.",
+             ("p.nbytes", "p.numel()")),
+        Slip("A bfloat16 element takes two bytes, not four: use parameter.nbytes.",
              ("p.nbytes", "4 * p.numel()")),
-        Slip("A bucket holds float32 and bfloat16; it is one flat piece of memory: keep one open "
-             "bucket for each (dtype, device).", (KIND, "None"), (KIND, "parameter.device")),
-        Slip("A bucket holds what lies on two devices: keep one open bucket for each (dtype, "
-             "device).", (KIND, "parameter.dtype")),
-        Slip("Another type does not close a bucket: keep one open bucket for each (dtype, device), "
-             "side by side.",
+        Slip("This bucket mixes float32 and bfloat16, but it is one flat piece of memory: keep one "
+             "open bucket for each (dtype, device).", (KIND, "None"), (KIND, "parameter.device")),
+        Slip("This bucket mixes two devices: keep one open bucket for each (dtype, device).",
+             (KIND, "parameter.dtype")),
+        Slip("A parameter of another dtype does not close a bucket: keep one open bucket for each "
+             "(dtype, device) at the same time.",
              (OPENS, "if still_open and kind not in still_open:\n            "
               f"closed.append(still_open.popitem()[1])\n        {OPENS}")),
-        Slip("Each open bucket has its own total of bytes.",
+        Slip("Count the bytes of each open bucket separately.",
              (NBYTES, "sum(p.nbytes for each in still_open.values() for p in each)")),
-        Slip("A parameter is in no bucket: what is open at the end counts too.",
+        Slip("A parameter is in no bucket: buckets still open at the end count as well.",
              (f" + {OPEN_ONES}", "")),
-        Slip("There is an empty bucket: open one for something to put into it.",
+        Slip("There is an empty bucket: open a bucket only when there is a parameter to put into "
+             "it.",
              (OPEN_ONES, f"({OPEN_ONES} or [[]])"), (OPEN_ONES, f"({OPEN_ONES} + [[]])")),
-        Slip("First those that have reached the cap; those still open come last.",
+        Slip("Buckets that have reached the cap come first; those still open come last.",
              (f"closed + {OPEN_ONES}", f"{OPEN_ONES} + closed")),
-        Slip("Those still open come in the order in which they were opened.",
+        Slip("The buckets still open come in the order in which they were opened.",
              (OPEN_ONES, f"{OPEN_ONES}[::-1]")),
-        Slip("`parameters` is no list but a generator: list(parameters).",
+        Slip("`parameters` is a generator here, not a list: use list(parameters).",
              (BACKWARDS, "parameters[::-1]"), (BACKWARDS, "reversed(parameters)")),
         Slip("Put the parameters themselves into the buckets.",
              ("bucket.append(parameter)", "bucket.append(parameter.detach())")),
@@ -143,10 +147,10 @@ BUCKETS = Proof(
         Slip("Keep the check of bucket_cap_bytes, which raises a ValueError.",
              ("bucket_cap_bytes < 1", "False"), ("bucket_cap_bytes < 1", "bucket_cap_bytes < 0")),
     ), hints=(
-        "Go once from the last parameter to the first. Which bucket does a parameter go into, and "
-        "when do you close that bucket?",
-        "A dict holds the bucket still open for each (dtype, device). Put the parameter in, and if "
-        "the bucket's bytes have reached the cap, move it to the closed ones.",
+        "Go through the parameters once, from the last to the first. Which bucket does each go "
+        "into, and when do you close that bucket?",
+        "Keep a dict with the open bucket for each (dtype, device). Add the parameter, and once "
+        "the bucket's bytes reach the cap, move the bucket to the closed ones.",
         "bucket = still_open.setdefault(kind, []); bucket.append(parameter); if sum(p.nbytes "
         "for p in bucket) >= bucket_cap_bytes: closed.append(still_open.pop(kind)). At the end: "
         "closed + list(still_open.values())",

@@ -77,69 +77,70 @@ AVERAGE = Proof(
           _see, ("a model with frozen, tied and float64 parameters",), (4,), (ALL, *GROUPS),
           oracle=by_gathering, launch={"timeout": LIMIT}),
     mistakes=(
-        Slip("It is the sum over ranks: divide by their number, too.", (DIVIDE, "pass")),
-        Slip("Divide by /=, not by //=, which rounds down.", (DIVIDE, "parameter.grad //= R")),
-        Slip("Average parameter.grad, not the parameter: the weights are equal already, and stay "
-             "so when equal gradients are added.",
+        Slip("That is the sum over ranks: divide it by the number of ranks.", (DIVIDE, "pass")),
+        Slip("Divide with /=, not with //=, which rounds down.", (DIVIDE, "parameter.grad //= R")),
+        Slip("Average parameter.grad, not the parameter: the weights are already equal, and equal "
+             "gradients keep them equal.",
              (DIVIDE, "parameter.data /= R", "all_reduce(parameter.grad",
               "all_reduce(parameter.data")),
-        Slip("All ranks must call the same all-reduces, in the same order. Where this rank has no "
-             "gradient, put zeros there.",
+        Slip("All ranks must call the same all-reduces in the same order. If this rank has no "
+             "gradient, use zeros.",
              (SKIP, "if parameter.grad is None"),
              (MADE, "        if parameter.grad is None:\n            continue\n"),
              (MADE, "", DIVIDE, "parameter.grad.div_(R)")),
-        Slip("A rank without a gradient takes part, but then it needs the mean, too: make its "
+        Slip("A rank without a gradient takes part, but it needs the mean as well: create its "
              "parameter.grad.",
              (MADE, "        grad = torch.zeros_like(parameter) if parameter.grad is None else "
               "parameter.grad\n", DIVIDE, "grad /= R", CALL, CALL.replace("parameter.grad", "grad")
               )),
-        Slip("Divide by the number of all ranks of the group, also of those that had no gradient.",
+        Slip("Divide by the number of ranks in the group, including those that had no gradient.",
              (MADE, f"        having = torch.tensor(float(parameter.grad is not None))\n{MADE}",
               DIVIDE, "dist.all_reduce(having, group=group)\n        parameter.grad /= having")),
-        Slip("Skip parameters that need no gradient: an optimizer with weight decay would move "
-             "them.", (SKIP, "if False")),
-        Slip("The mean must be in parameter.grad: what you average here is a copy of it.",
+        Slip("Skip parameters with requires_grad=False: if they get a gradient of zeros, an "
+             "optimizer with weight decay moves them.", (SKIP, "if False")),
+        Slip("The mean must end up in parameter.grad: here you average a copy of it.",
              (DIVIDE, "mean = parameter.grad / R", "all_reduce(parameter.grad", "all_reduce(mean"),
              (CALL, CALL.replace("grad,", "grad.clone(),"))),
-        Slip("This gradient is channels-last, so .contiguous() makes a copy, and the mean must get "
-             "into parameter.grad itself.",
+        Slip("This gradient is channels-last, so .contiguous() makes a copy, but the mean must end "
+             "up in parameter.grad itself.",
              ("all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()")),
-        Slip("Another parameter may be in float64: torch.zeros_like(parameter) has type, shape and "
-             "device.", ("torch.zeros_like(parameter)", "torch.zeros(parameter.shape)")),
-        Slip("Something is kept from another call: make buffers inside the function, new in each "
-             "call.",
+        Slip("Some parameters may be float64: torch.zeros_like(parameter) has the right dtype, "
+             "shape and device.", ("torch.zeros_like(parameter)", "torch.zeros(parameter.shape)")),
+        Slip("Something is left over from an earlier call: make new buffers inside the function on "
+             "every call.",
              ("group=None", "group=None, kept={}", "parameter in model.parameters()",
               "i, parameter in enumerate(model.parameters())", CALL,
               "buffer = kept.setdefault((i, parameter.shape), torch.zeros_like(parameter))\n"
               "        dist.all_reduce(buffer.copy_(parameter.grad), group=group)\n"
               "        parameter.grad = buffer")),
-        Slip("One all_reduce of each gradient, whole, is enough: each message costs its latency.",
+        Slip("One all_reduce of each whole gradient is enough: every message pays its own latency.",
              (CALL, "for row in parameter.grad:\n            "
               "dist.all_reduce(row, group=group)")),
-        Slip("Each travels in its own type: in float32 a double loses digits.",
+        Slip("Send each tensor in its own dtype: float64 loses digits in float32.",
              (DIVIDE, "mean = parameter.grad.float() / R", CALL,
               "dist.all_reduce(mean, group=group)\n        parameter.grad.copy_(mean)")),
-        Slip("Gradients travel in their own type: float32 has twice the bytes of bfloat16.",
+        Slip("Send gradients in their own dtype: float32 has twice the bytes of bfloat16.",
              (CALL, "mean = parameter.grad.to(max(parameter.dtype, torch.float32, key=lambda "
               f"dtype: dtype.itemsize))\n        {CALL.replace('parameter.grad', 'mean')}\n"
               "        parameter.grad.copy_(mean)")),
-        Slip("Gradients travel in their own type: float64 has twice the bytes of float32.",
+        Slip("Send gradients in their own dtype: float64 takes twice the bytes of float32.",
              (CALL, f"mean = parameter.grad.double()\n        "
               f"{CALL.replace('parameter.grad', 'mean')}\n        parameter.grad.copy_(mean)")),
-        Slip("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
+        Slip("The tied weight is sent twice: model.parameters() lists it once, but state_dict(), "
              "named_parameters(remove_duplicate=False) and a walk over the modules do not.",
              ("model.parameters()",
               "dict(model.named_parameters(remove_duplicate=False)).values()")),
-        Slip("Wait for every handle, not only for the last: a message may be half done until its "
-             "wait() returns.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
+        Slip("Wait for every handle, not just the last: until its wait() returns, a message may be "
+             "only half done.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
              (CALL, f"{CALL[:-1]}, async_op=True)")),
-        Slip("Until wait() returns the message is read and written: divide before it is sent.",
+        Slip("Until wait() returns, the message is still being read and written: divide before you "
+             "send it.",
              ("R = dist.get_world_size(group)", "R, works = dist.get_world_size(group), []", DIVIDE,
               f"works.append({CALL[:-1]}, async_op=True))", CALL,
               "parameter.grad /= R\n    for work in works:\n        work.wait()")),
-        Slip("Divide by the number of ranks of the group: dist.get_world_size(group).",
+        Slip("Divide by the number of ranks in the group: dist.get_world_size(group).",
              ("get_world_size(group)", "get_world_size()")),
-        Slip("Pass `group` on to every collective.", (CALL, CALL.replace(", group=group", ""))),
+        Slip("Pass `group` to every collective.", (CALL, CALL.replace(", group=group", ""))),
     ), hints=(
         "For each parameter: one all-reduce of its gradient, in place.",
         "A rank whose gradient is None must send zeros, or the others wait for it. Frozen "

@@ -88,59 +88,59 @@ BROADCAST = Proof(
           _see, ("a model with frozen, tied and float64 parameters",), (4,), (ALL, *GROUPS),
           oracle=made_by_src),
     mistakes=(
-        Slip("Buffers belong to the model too: the statistics of batch norm, for one. "
+        Slip("Buffers belong to the model as well, for example batch norm's running statistics. "
              "model.buffers() lists them.", (BUFFERS, "")),
-        Slip("Whole numbers travel like the others, as they are: batch norm's "
+        Slip("Broadcast integer buffers like the others, in their own dtype: batch norm's "
              "num_batches_tracked is one.",
              (BUFFERS, ", *filter(torch.is_floating_point, model.buffers())")),
-        Slip("Buffers of submodules count, too: those of batch norms are there.",
+        Slip("Buffers of submodules count as well: batch norm's are there.",
              (BUFFERS, ", *model.buffers(recurse=False)")),
         Slip("state_dict() does not list all buffers; model.buffers() does.",
              (f"{PARAMETERS}{BUFFERS}", "*{id(t): t for t in model.state_dict().values()}.values()")
              , (BUFFERS, ", *(b for name, b in model.named_buffers() if name in "
                 "model.state_dict())")),
-        Slip("Frozen parameters differ between ranks too, and training never changes that. Do not "
-             "look at requires_grad here.",
+        Slip("Frozen parameters can also differ between ranks, and training never fixes that. "
+             "Ignore requires_grad here.",
              (PARAMETERS, "*[p for p in model.parameters() if p.requires_grad]")),
-        Slip("The tied weight travels twice: model.parameters() lists it once; state_dict(), "
+        Slip("The tied weight is sent twice: model.parameters() lists it once, but state_dict(), "
              "named_parameters(remove_duplicate=False) and a walk over the modules do not.",
              (PARAMETERS, "*dict(model.named_parameters(remove_duplicate=False)).values()")),
         Slip("Take the values of rank src, which need not be rank 0.",
              ("group_src=src", "group_src=0")),
-        Slip("Pass `group` on, and src as a rank inside it: dist.broadcast(x, group=group, "
+        Slip("Pass `group`, and src as a rank within it: dist.broadcast(x, group=group, "
              "group_src=src).", ("group=group, group_src=src", "src"),
              ("group=group, group_src=src", "src, group=group")),
-        Slip("Every rank takes src's values: this is the mean over ranks.",
+        Slip("Every rank must get src's values; this is the mean over ranks.",
              (BUFFERS, "", CALL,
               f"dist.all_reduce({ITSELF}.div_(dist.get_world_size(group)), group=group)")),
-        Slip("One broadcast of each tensor, whole, is all that is needed: an all-reduce sends "
-             "twice as much.",
+        Slip("One broadcast of each whole tensor is enough: an all-reduce sends twice as much.",
              (CALL, f"dist.all_reduce({ITSELF}.mul_(dist.get_rank(group) == src), group=group)")),
-        Slip("What arrives in a copy changes nothing on this rank: broadcast tensor.detach(), "
-             "which shares the memory.", (ITSELF, f"{ITSELF}.clone()")),
-        Slip("This one is channels-last, so .contiguous() and .reshape(-1) make a copy of it, but "
-             "the message must get into the parameter itself.",
+        Slip("You receive into a copy, so this rank's own tensor never changes: broadcast "
+             "tensor.detach(), which shares its memory.", (ITSELF, f"{ITSELF}.clone()")),
+        Slip("This parameter is channels-last, so .contiguous() and .reshape(-1) copy it, but the "
+             "values must arrive in the parameter itself.",
              (ITSELF, f"{ITSELF}.contiguous()"), (ITSELF, f"{ITSELF}.reshape(-1)")),
-        Slip("Each travels in its own type: in float32 a double loses digits.",
+        Slip("Send each tensor in its own dtype: float64 loses digits in float32.",
              (CALL, f"number = {ITSELF}.float()\n"
               "        dist.broadcast(number, group=group, group_src=src)\n"
               f"        {ITSELF}.copy_(number)")),
-        Slip("Autograd must not see the message: broadcast tensor.detach(), which shares the "
+        Slip("Autograd must not record the broadcast: use tensor.detach(), which shares the "
              "memory.", (ITSELF, "tensor")),
-        Slip("To hide the message from autograd, broadcast tensor.detach(): frozen stays frozen, "
-             "and trained stays trained.", (ITSELF, "tensor.requires_grad_(False)")),
-        Slip("Write into each parameter, in place: dist.broadcast does. An optimizer that exists "
-             "already holds the old objects.", new_objects),
-        Slip("The first broadcast of one rank meets the first of the others: all ranks must "
-             "broadcast the same tensors, in the same order.",
+        Slip("To hide the broadcast from autograd, use tensor.detach(): frozen parameters stay "
+             "frozen, and trainable ones stay trainable.",
+             (ITSELF, "tensor.requires_grad_(False)")),
+        Slip("Write into each parameter in place, as dist.broadcast does. An existing optimizer "
+             "still holds the old objects.", new_objects),
+        Slip("One rank's first broadcast is matched with the others' first: all ranks must "
+             "broadcast the same tensors in the same order.",
              (f"[{PARAMETERS}{BUFFERS}]",
               f"sorted([{PARAMETERS}{BUFFERS}], key=lambda tensor: float(tensor.sum()))")),
-        Slip("Wait for every handle, not only for the last: a message may be half done until its "
-             "wait() returns.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
+        Slip("Wait for every handle, not just the last: until its wait() returns, a message may be "
+             "only half done.", (CALL, f"work = {CALL[:-1]}, async_op=True)\n    work.wait()"),
              (CALL, f"{CALL[:-1]}, async_op=True)")),
     ), hints=(
         "What must be equal on all ranks before the first step? Not only what is trained.",
         "Every parameter and every buffer: [*model.parameters(), *model.buffers()].",
-        "dist.broadcast(tensor.detach(), group=group, group_src=src) for each of them: in place, "
-        "and src counts inside the group.",
+        "dist.broadcast(tensor.detach(), group=group, group_src=src) for each of them: it works in "
+        "place, and src is a rank within the group.",
     ))

@@ -104,9 +104,9 @@ def repeats(batches, model):
 LAST = "model.buffers_from = last = going_on.item()"
 HAND_OVER = "broadcast_parameters(model.module, last, model.group)"
 RESET = "model.joining, model.buffers_from = False, 0"
-AT_THE_END = ("At the end broadcast_parameters(model.module, src, model.group) gives every rank "
-              "the whole state of a rank that took part in the last step.")
-ON_AND_ON = "A rank without a batch must go on taking part, by shadow(), until no rank has one."
+AT_THE_END = ("At the end, broadcast_parameters(model.module, src, model.group) must give every "
+              "rank the whole state of a rank that had a batch in the last step.")
+ON_AND_ON = "A rank without a batch must keep taking part, through shadow(), until no rank has one."
 GO_ON = "going_on, dist.ReduceOp.MAX, group=model.group"
 RANK = "-1 if batch is None else rank"
 SHADOW = "                model.shadow()\n"
@@ -123,75 +123,81 @@ JOIN = Proof(
           _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_process, through=torch.float32,
           launch={"timeout": LIMIT}),
     mistakes=(
-        Slip("No rank's batches are thrown away: all go on until no rank has one. Take the MAX.",
+        Slip("Don't throw away any rank's batches: all ranks continue until none has one left. "
+             "Take the MAX.",
              ("ReduceOp.MAX", "ReduceOp.MIN"), ("ReduceOp.MAX", "ReduceOp.MIN", "going_on < 0",
                                                "going_on < 0 or batch is None")),
-        Slip("A loader may have no length: one small all-reduce in each step tells all ranks who "
-             "goes on.", ("iter(batches)", "iter(batches[:len(batches)])"),
+        Slip("A loader may have no length: one small all-reduce in each step tells all ranks "
+             "whether any rank has a batch.", ("iter(batches)", "iter(batches[:len(batches)])"),
              ("iter(batches)", "iter(batches)\n    count = len(batches)")),
-        Slip("An epoch need not fit into memory: next(batches, None), once in each step.",
+        Slip("An epoch may not fit into memory: call next(batches, None) once in each step.",
              ("iter(batches)", "iter(list(batches))")),
-        Slip("next(batches, None) gives None at the end; next(batches) raises StopIteration.",
+        Slip("next(batches, None) returns None at the end; next(batches) raises StopIteration.",
              ("next(batches, None)", "next(batches)")),
-        Slip("A batch may be a tensor, or empty, and is a batch all the same: ask `batch is None`, "
-             "not `if batch`.", ("-1 if batch is None else rank", "rank if batch else -1"),
+        Slip("A batch may be a tensor, or empty, and still counts as a batch: test `batch is "
+             "None`, not `if batch`.", ("-1 if batch is None else rank", "rank if batch else -1"),
              ("if batch is None:", "if not batch:")),
-        Slip("Ask before each step, also before the first, and then yield: a rank without a batch "
-             "must know in time whether the others go on.", each_for_itself,
+        Slip("Ask the other ranks before each step, including the first, and only then yield: a "
+             "rank without a batch must know in time whether they continue.", each_for_itself,
              (YIELDS, "", NEXT, f"{NEXT}\n            if batch is not None:\n"
               "                yield batch")),
-        Slip("A rank with a batch only yields it: its own forward and backward send what shadow() "
-             "sends.", (f"            if batch is None:\n{SHADOW}{YIELDS}",
+        Slip("A rank with a batch only yields it: its own forward and backward already send what "
+             "shadow() sends.", (f"            if batch is None:\n{SHADOW}{YIELDS}",
                         "            model.shadow()\n            if batch is not None:\n"
                         "                yield batch\n")),
         Slip(ON_AND_ON, ("                break\n            model",
                                           "                break\n            if batch is None:\n"
                                           "                break\n            model"),
              (SHADOW, "                pass\n")),
-        Slip("-1 says that a rank has no batch, since 0 is a rank: it goes on, like any other.",
+        Slip("Use -1 for a rank that has no batch: 0 is a valid rank, which continues like any "
+             "other.",
              ("-1 if", "0 if", "going_on < 0", "going_on == 0 and batch is None"),
              ("going_on < 0", "going_on <= 0")),
-        Slip("A rank without a batch shadows the step, and yields nothing.",
+        Slip("A rank without a batch shadows the step and yields nothing.",
              ("    else:\n                yield batch", "    yield batch"),
              (SHADOW, "                yield None\n")),
         Slip("A rank that has no batch left must not repeat one: it shadows the step.", repeats),
-        Slip("It must be a generator: `yield` each batch of this rank.",
+        Slip("join_uneven must be a generator: `yield` each batch of this rank.",
              ("yield batch", "return batch")),
-        Slip("The buffers of rank `model.buffers_from` count: it must be a rank that still steps.",
+        Slip("All ranks use the buffers of rank `model.buffers_from`: it must be a rank that still "
+             "has a batch.",
              (LAST, "last = going_on.item()")),
         Slip(AT_THE_END, ("model.module, last", "model.module, 0"), (HAND_OVER, "pass")),
-        Slip("At the end rank `last` hands over its buffers too, not only the parameters.",
+        Slip("At the end, rank `last` must send its buffers as well, not only its parameters.",
              (HAND_OVER, "for p in model.parameters():\n            "
               "dist.broadcast(p.detach(), group=model.group, group_src=last)")),
-        Slip("-1 means that no rank goes on. Keep the last result before it: that one is a rank.",
+        Slip("-1 means that no rank has a batch left. Keep the last result before it, which is a "
+             "rank.",
              ("model.module, last", "model.module, going_on.item()")),
-        Slip("In each step the gradients, the buffers and one number; the model's weights once, at "
-             "the end.", (LAST, f"{LAST}\n            {HAND_OVER}")),
-        Slip("Who goes on is one number, the largest of all ranks: an all-reduce of 8 bytes.",
+        Slip("Send only the gradients, the buffers and one number in each step; send the model's "
+             "weights once, at the end.", (LAST, f"{LAST}\n            {HAND_OVER}")),
+        Slip("One number says who still has a batch, the largest over all ranks: an all-reduce of "
+             "8 bytes.",
              (RANK, f"[{RANK}] * 2", "going_on < 0", "going_on[0] < 0", "going_on.item()",
               "going_on[0].item()"),
              (f"dist.all_reduce({GO_ON})", "of_ranks = [None] * dist.get_world_size(model.group)\n"
               "            dist.all_gather_object(of_ranks, going_on, group=model.group)\n"
               "            going_on = max(of_ranks)")),
-        Slip("Ranks count inside the group: dist.get_rank(model.group).",
+        Slip("Use the rank within the group: dist.get_rank(model.group).",
              ("get_rank(model.group)", "get_rank()")),
-        Slip("Pass model.group on to every collective.", ("last, model.group)", "last)"),
+        Slip("Pass model.group to every collective.", ("last, model.group)", "last)"),
              (GO_ON, "going_on, dist.ReduceOp.MAX")),
-        Slip("Set model.joining before the first step: no_sync inside the loop is then an error, "
-             "not a hang.", ("model.joining = True", "pass")),
-        Slip("Set model.joining and model.buffers_from back in a `finally`: a loop may be left "
+        Slip("Set model.joining before the first step, so that no_sync inside the loop is an "
+             "error, not a hang.", ("model.joining = True", "pass")),
+        Slip("Reset model.joining and model.buffers_from in a `finally`: the loop may be left "
              "early.", ("try:", "if True:", "finally:", "if True:")),
-        Slip("Set model.buffers_from back to 0, too: without join_uneven rank 0's buffers count.",
+        Slip("Reset model.buffers_from to 0 as well: without join_uneven, rank 0's buffers count.",
              (RESET, "model.joining = False")),
-        Slip("Set model.joining back to False.", (RESET, "model.buffers_from = 0")),
-        Slip("Broadcast before the `finally`: after an error the others would wait.",
+        Slip("Reset model.joining to False.", (RESET, "model.buffers_from = 0")),
+        Slip("Broadcast before the `finally`, not in it: after an error on one rank, the broadcast "
+             "would hang.",
              (HAND_OVER, "pass", RESET, f"{RESET}\n        {HAND_OVER}")),
     ), hints=(
-        "Before each step all ranks must find out whether any rank has a batch left. And what does "
-        "a rank do that has none?",
-        "One all-reduce with MAX: a rank with a batch gives its number, one without gives -1. "
-        "Below 0: all are done. Else the result is a rank that goes on: its buffers count, and at "
-        "the end its weights.",
+        "Before each step, all ranks must find out whether any rank has a batch left. And what "
+        "does a rank without a batch do?",
+        "Use one all-reduce with MAX: a rank with a batch contributes its rank, one without "
+        "contributes -1. Below 0, all are done. Otherwise the result is a rank that still has a "
+        "batch: its buffers count, and at the end its weights.",
         "batch = next(batches, None); dist.all_reduce(going_on, dist.ReduceOp.MAX, "
         "group=model.group); if going_on < 0: break; model.buffers_from = last = going_on.item(); "
         "then model.shadow() or yield batch. At the end broadcast_parameters(model.module, last, "

@@ -97,7 +97,7 @@ AVERAGES = f"""{BACK}
         for p in model.parameters():
             if p.grad is not None:
                 dist.all_reduce(p.grad.div_(dist.get_world_size(model.group)), group=model.group)"""
-SUMS = ("Leave the gradients alone, on entering and on leaving: autograd adds them up, also over "
+SUMS = ("Leave the gradients alone on entry and on exit: autograd accumulates them, even over "
         "several blocks.")
 NO_SYNC = Proof(
     no_sync,
@@ -111,34 +111,36 @@ NO_SYNC = Proof(
              "and a `yield` where the block runs.", ("@contextlib.contextmanager\n", "")),
         Slip("model.sync must be False while the block runs.",
              ("model.sync, False", "model.sync, True"), (OFF, "old_sync = model.sync")),
-        Slip("Switch `sync` back on after the yield.", (BACK, "pass")),
-        Slip("Put back what `sync` was before, which need not be True.",
+        Slip("Restore `sync` after the yield.", (BACK, "pass")),
+        Slip("Restore the old value of `sync`, which need not be True.",
              (BACK, "model.sync = True")),
-        Slip("On entering model.sync = False, whatever it was before; put back what it was.",
+        Slip("On entry, set model.sync = False, whatever it was before; on exit, restore the old "
+             "value.",
              ("model.sync, False", "model.sync, not model.sync", BACK,
               "model.sync = not model.sync")),
-        Slip("Each no_sync keeps what it found in a variable of its own, which the inner one can't "
-             "overwrite.", ("old_sync, model.sync =", "model.old_sync, model.sync =", BACK,
+        Slip("Each no_sync must keep the old value in a variable of its own, which an inner one "
+             "can't overwrite.", ("old_sync, model.sync =", "model.old_sync, model.sync =", BACK,
                             "model.sync = model.old_sync")),
-        Slip("Each model has its own `sync`: keep what was before in a variable of this call.",
+        Slip("Each model has its own `sync`: keep its old value in a variable of this call.",
              ("(model)", "(model, depth=[0])", OFF, "model.sync, depth[0] = False, depth[0] + 1",
               BACK, "depth[0] -= 1\n        model.sync = depth[0] == 0")),
-        Slip("Leave errors alone: try and finally, no except.",
+        Slip("Let errors through: use try and finally, with no except.",
              ("finally:", "except Exception:\n        pass\n    if True:"),
              ("finally:", "except BaseException:\n        pass\n    if True:"),
              (BACK, f"{BACK}\n        return")),
-        Slip("What follows `yield` is skipped when the block fails: put it into a `finally`.",
+        Slip("Code after `yield` is skipped when the block raises: put it into a `finally`.",
              ("    try:\n        yield\n", "    yield\n",
               "    finally:  # also when the step inside failed\n        model", "    model")),
-        Slip("An interrupt is no Exception: put it into a `finally`, which runs after all of them.",
+        Slip("An interrupt (KeyboardInterrupt) is not an Exception: use a `finally`, which runs in "
+             "every case.",
              ("finally:", f"except Exception:\n        {BACK}\n        raise\n    else:")),
-        Slip("no_sync itself sends nothing: the next backward averages what has added up.",
+        Slip("no_sync itself sends nothing: the next backward averages what has accumulated.",
              (BACK, AVERAGES), (BACK, f"{BACK}\n        model.reduce_now()")),
         Slip(SUMS, ("model.sync, False", "model.sync, model.zero_grad() is not None"),
              (BACK, f"{BACK}\n        model.zero_grad()")),
     ), hints=(
-        "The hooks look at model.sync. What should it be inside, and what afterwards?",
-        "A generator under @contextlib.contextmanager: what stands before the yield happens on "
-        "entering, what stands after it on leaving, but after an error only in a `finally`.",
+        "The hooks check model.sync. What should it be inside the block, and what afterwards?",
+        "Write a generator under @contextlib.contextmanager: what comes before the yield runs on "
+        "entry, what comes after it on exit, but after an error only if it is in a `finally`.",
         "old_sync, model.sync = model.sync, False; try: yield; finally: model.sync = old_sync",
     ))

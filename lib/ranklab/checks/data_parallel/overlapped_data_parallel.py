@@ -236,116 +236,121 @@ OVERLAPPED = Proof(
           oracle=OneProcess, launch={"timeout": LIMIT}),
     mistakes=(
         # what travels
-        Slip("It is the sum: divide bucket.flat by the number of ranks.", (DIVIDE, "pass")),
-        Slip("It is divided twice: once, before it is sent, is right.",
+        Slip("That is the sum: divide bucket.flat by the number of ranks.", (DIVIDE, "pass")),
+        Slip("bucket.flat is divided twice: divide it once, before it is sent.",
              (FULL, f"{FULL}\n            {DIVIDE}")),
         Slip("Call bucket.gather() before you divide and send: it moves the gradients into "
              "bucket.flat.", ("bucket.gather()", "pass")),
-        Slip("The hook gets the parameter, not its gradient. All-reduce bucket.flat.",
+        Slip("The hook receives the parameter, not its gradient. All-reduce bucket.flat.",
              (ALL_REDUCE, "dist.all_reduce(bucket.parameters[0].data")),
-        Slip("All-reduce bucket.flat itself, not a copy of it: gradients are views of it.",
+        Slip("All-reduce bucket.flat itself, not a copy: the gradients are views of it.",
              (ALL_REDUCE, "dist.all_reduce(bucket.flat.clone()")),
-        Slip("Divide bucket.flat in place, by /=: bucket.flat / R is a new tensor, and gradients "
-             "stay views of the old one, which nobody averages.",
+        Slip("Divide bucket.flat in place, with /=: bucket.flat / R is a new tensor, while the "
+             "gradients remain views of the old one, which is never averaged.",
              (DIVIDE, "pass", ALL_REDUCE, f"{ALL_REDUCE} / dist.get_world_size(bucket.group)"),
              (DIVIDE, DIVIDE.replace("/=", "= bucket.flat /"))),
-        Slip("All-reduce bucket.flat, all of it, in one message, and not each gradient.",
+        Slip("All-reduce bucket.flat as a whole, in one message, not each gradient separately.",
              (KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(view",
               "async_op=True)", "async_op=True) for view in bucket.views]"),
              (KEEP, KEEP.replace("append", "extend"), ALL_REDUCE, "[dist.all_reduce(p.grad",
               "async_op=True)", "async_op=True) for p in bucket.parameters]")),
-        Slip("Pass self.group on to every collective.",
+        Slip("Pass self.group to every collective.",
              ("group=bucket.group, async_op", "async_op")),
-        Slip("Divide by the number of ranks of the group: dist.get_world_size(self.group).",
+        Slip("Divide by the number of ranks in the group: dist.get_world_size(self.group).",
              (DIVIDE, "bucket.flat /= dist.get_world_size()")),
         # when it leaves
-        Slip("A bucket is ready when nothing of it is missing, not when its first gradient is "
-             "there.", ("not self.waiting[0].missing",
+        Slip("A bucket is ready when none of its gradients are missing, not when the first one "
+             "arrives.", ("not self.waiting[0].missing",
                         "len(self.waiting[0].missing) < max(1, len(self.waiting[0].parameters))")),
-        Slip("A bucket that was ready early leaves right behind the one that it had to wait for: "
-             "loop while the first bucket of self.waiting misses nothing.",
+        Slip("A bucket that was ready early leaves right after the one it had to wait for: loop "
+             "while the first bucket in self.waiting has nothing missing.",
              (READY, "if self.waiting and not self.waiting[0].missing:")),
-        Slip("All ranks send bucket 0, then 1, then 2: only the first of self.waiting may leave.",
+        Slip("All ranks must send bucket 0, then 1, then 2: only the first bucket in self.waiting "
+             "may leave.",
              (READY, "for bucket in [each for each in self.waiting if not each.missing]:",
               "bucket = self.waiting.pop(0)", "self.waiting.remove(bucket)")),
-        Slip("Look in the hook whether a bucket is ready, and launch it then: "
+        Slip("In the hook, check whether a bucket is ready, and launch it then: "
              "self.launch_ready_buckets().", (IN_HOOK, "")),
-        Slip("With find_unused_parameters, too, a bucket leaves when it is ready.",
+        Slip("Even with find_unused_parameters, a bucket leaves as soon as it is ready.",
              (IN_HOOK, f"            if not self.find_unused_parameters:\n    {IN_HOOK}")),
-        Slip("Without async_op=True, all_reduce returns only when it is done, and no handle. With "
-             "it, all_reduce returns at once, and gives you a handle to wait for.",
+        Slip("Without async_op=True, all_reduce blocks until it is done and returns no handle. "
+             "With it, all_reduce returns at once and gives you a handle to wait for.",
              (ASYNC, "", WAIT, NO_WAIT)),
-        Slip("reduce() has returned None, where finish() needs a handle: all_reduce gives you one "
-             "with async_op=True, and reduce() must return it.",
+        Slip("reduce() returned None, but finish() needs a handle: all_reduce gives you one with "
+             "async_op=True, and reduce() must return it.",
              (ASYNC, ""), ("return dist.all_reduce(", "dist.all_reduce(")),
-        Slip("No overlap: keep the handles, and wait for them in finish().",
+        Slip("Waiting here prevents overlap: keep the handles, and wait for them in finish().",
              (KEEP, f"{KEEP}\n            self.works[-1].wait()")),
-        Slip("Until wait() returns the message is read and written: divide before it is sent.",
+        Slip("Until wait() returns, the message is still being read and written: divide before you "
+             "send it.",
              (DIVIDE, "pass", KEEP, f"{KEEP}\n            {DIVIDE}")),
         # the hook
-        Slip("They have got gradients: cross each parameter off in the hook, by "
+        Slip("These parameters do have gradients: cross each one off in the hook, with "
              "bucket.missing.remove(parameter).",
              ("            bucket.missing.remove(parameter)\n", "")),
-        Slip("They have got gradients: `missing` must be taken at the beginning of finish(), "
-             "before bucket.missing is full again.", (LAST, f"{MISSES}\n        {LAST}")),
-        Slip("Look at self.sync first in the hook: when it is False, send nothing.",
+        Slip("These parameters do have gradients: compute `missing` at the beginning of finish(), "
+             "before bucket.missing is refilled.", (LAST, f"{MISSES}\n        {LAST}")),
+        Slip("Check self.sync first in the hook: when it is False, send nothing.",
              ("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
               f"{IN_HOOK}\n            self.sync = before")),
-        Slip("When self.sync is False, leave bucket.missing as it is: only the backward that sends "
-             "crosses off.", ("if self.sync:", "bucket.missing.discard(parameter)\n"
+        Slip("When self.sync is False, leave bucket.missing as it is: only a backward that sends "
+             "crosses parameters off.", ("if self.sync:", "bucket.missing.discard(parameter)\n"
                               "        if self.sync:", REFUSE, "if False:", "missing.remove(",
                               "missing.discard(")),
-        Slip("Its bucket may be on its way when the second gradient is added. Keep the line `raise "
-             "self.second_gradient(parameter)`.",
+        Slip("The bucket may already be in flight when a second gradient is added. Keep the line "
+             "`raise self.second_gradient(parameter)`.",
              (REFUSE, "if False:", "missing.remove(", "missing.discard(")),
-        Slip("Keep self.backward_begins() as the first line of the hook: it makes sure that "
-             "finish() is called.", ("self.backward_begins()", "pass")),
+        Slip("Keep self.backward_begins() as the first line under `if self.sync:`. It makes sure "
+             "that finish() is called.", ("self.backward_begins()", "pass")),
         # the end of a backward
-        Slip("A message may be half done until its wait() returns: wait for every handle.",
+        Slip("Until its wait() returns, a message may be only half done: wait for every handle.",
              (WAIT, NO_WAIT), (WAIT, "for work in self.works[-1:]:")),
-        Slip("First launch all that is left, then wait, for all of them.",
+        Slip("First launch all remaining buckets, then wait for every handle.",
              (WAIT, NO_WAIT, "missing = {",
               "for work in self.works:\n            work.wait()\n        missing = {")),
-        Slip("Other ranks wait for the buckets that are left here: clear bucket.missing of each in "
+        Slip("Other ranks wait for the buckets left here: clear bucket.missing for each bucket in "
              "self.waiting, and launch them.",
              (CLEAR, "            pass\n"),
              ("        self.launch_ready_buckets()\n        used", "        used")),
-        Slip("bucket.missing must be full again when the next backward begins: finish() sets it "
-             "back to all of bucket.parameters.", (FULL, "pass")),
-        Slip("finish() must leave self.works empty, or it grows.",
+        Slip("bucket.missing must be full again when the next backward begins: in finish(), reset "
+             "it to all of bucket.parameters.", (FULL, "pass")),
+        Slip("finish() must leave self.works empty; otherwise it keeps growing.",
              (WAIT, f"works = self.works\n        {WAIT}", LAST,
               f"self.works = works\n        {LAST}")),
-        Slip("self.waiting must be full again: list(self.buckets).",
+        Slip("self.waiting must be full again after finish(): list(self.buckets).",
              (LAST, f"self.waiting = []\n        {LAST}")),
-        Slip("self.waiting must be a copy: list(self.buckets). Else pop() takes them from "
-             "self.buckets.", (LAST, f"self.waiting = self.buckets\n        {LAST}")),
+        Slip("self.waiting must be a copy: list(self.buckets). Otherwise pop() removes buckets "
+             "from self.buckets.", (LAST, f"self.waiting = self.buckets\n        {LAST}")),
         # parameters without a gradient
         Slip("used_anywhere() sends a message: call it only with find_unused_parameters.",
              ("if self.find_unused_parameters else ()", "")),
-        Slip("used_anywhere() answers for all parameters: call it once.",
+        Slip("used_anywhere() covers all parameters: call it only once.",
              ("used = self.used_anywhere()",
               "used = [self.used_anywhere() for _ in self.buckets][0]")),
-        Slip("What no rank used stays None: bucket.fill_none(used), with used = "
-             "self.used_anywhere().", ("fill_none(used)", "fill_none(set(bucket.parameters))")),
-        Slip("What another rank used gets the mean: bucket.fill_none(used), after the waits.",
+        Slip("The gradient of a parameter that no rank used stays None: bucket.fill_none(used), "
+             "with used = self.used_anywhere().",
+             ("fill_none(used)", "fill_none(set(bucket.parameters))")),
+        Slip("A parameter that another rank used gets the mean: call bucket.fill_none(used) after "
+             "the waits.",
              (FILL, "pass")),
-        Slip("With find_unused_parameters a missing gradient is no error.", (LAST, "if missing:")),
-        Slip("`missing` is what this rank lacks in this backward, also where an old gradient is "
+        Slip("With find_unused_parameters, a missing gradient is not an error.",
+             (LAST, "if missing:")),
+        Slip("`missing` is what got no gradient in this backward, even if an old gradient is still "
              "there.", (OF_ALL, "for parameter in bucket.parameters if parameter.grad is None}")),
-        Slip("Other ranks wait for the buckets of this one: send all that are left, without "
-             "find_unused_parameters too, and raise last.",
+        Slip("Other ranks wait for this rank's buckets: even without find_unused_parameters, send "
+             "all that are left, then raise.",
              (CLEAR, f"            if self.find_unused_parameters:\n    {CLEAR}"),
              (OF_ALL, f"{OF_ALL}\n        {LAST}\n            raise self.no_gradient(missing)")),
-        Slip("Raise at the very end, when everything is as it was at the beginning.",
+        Slip("Raise at the very end, after all state has been reset.",
              (FILL, f"{LAST}\n                raise self.no_gradient(missing)\n"
               f"            {FILL}")),
     ), hints=(
         "The hook crosses its parameter off bucket.missing. When is a bucket allowed to leave?",
-        "When nothing of it is missing, and all buckets before it have left: self.waiting holds "
-        "those that have not, in order. finish(): clear bucket.missing of all in self.waiting and "
-        "launch them; used = self.used_anywhere() with find_unused_parameters; wait for every "
-        "handle; for each bucket fill_none(used) and missing = set(its parameters); waiting and "
-        "works as in __init__.",
+        "When nothing in it is missing and all buckets before it have left: self.waiting holds "
+        "those that have not, in order. In finish(), clear bucket.missing for every bucket in "
+        "self.waiting and launch them; with find_unused_parameters, set used = "
+        "self.used_anywhere(); wait for every handle; for each bucket, call fill_none(used) and "
+        "set missing = set(its parameters); reset waiting and works as in __init__.",
         "In the hook: bucket.missing.remove(parameter); self.launch_ready_buckets(). There: while "
         "self.waiting and not self.waiting[0].missing: bucket = self.waiting.pop(0); "
         "bucket.gather(); bucket.flat /= R; self.works.append(dist.all_reduce(bucket.flat, "

@@ -14,17 +14,17 @@ from ranklab.data_parallel.plan import (
 SLOWER, LIMIT = 1.01, 2  # how much longer than the best may be exposed; seconds for 300 gradients
 PAIRS = (1.0, 0.1), (0.1, 0.1), (3.0, 0.02), (0.0, 0.2), (0.5, 0.0), (0.01, 1.0)  # alpha, beta
 # What is said.
-LISTS = ("Return a list of lists of indices, each once, in order, for 0 gradients []: gradients "
-         "travel in the order of their times.")
-COPIES = "They are the caller's: copy them."
-TOO_MANY = "n gradients have 2^(n-1) plans, so you can't look at all."
-SEARCH = ("Fix the last bucket. What must be known of all those before it? If you do that already, "
-          "compare the ends that you count with those of bucket_times.")
-ONE_BUCKET = "One bucket starts when backward is over. What could travel before?"
-ONE_EACH = "A message for each gradient pays alpha each time: put some together."
-FREE_LINK = ("You count as if the link were always free. A bucket starts when its last gradient is "
-             "ready and the bucket before it has ended: the max of both times.")
-NO_ALPHA = "alpha is paid for each bucket, also for a small one."
+LISTS = ("Return a list of lists of indices, each index once and in order ([] for 0 gradients): "
+         "gradients are sent in the order in which they become ready.")
+COPIES = "The arguments belong to the caller: copy them."
+TOO_MANY = "n gradients have 2^(n-1) plans, too many to try them all."
+SEARCH = ("Fix the last bucket. What must you know about all those before it? If you already do "
+          "this, compare your end times with those of bucket_times.")
+ONE_BUCKET = "A single bucket leaves only when backward is over. What could be sent earlier?"
+ONE_EACH = "One message per gradient pays alpha every time: combine some of them."
+FREE_LINK = ("You assume that the link is always free. A bucket starts when its last gradient is "
+             "ready and the previous bucket has ended: the max of the two times.")
+NO_ALPHA = "Every bucket pays alpha, even a small one."
 SWAPPED = "alpha is paid once for each bucket, beta for each byte."
 FIRST = "A bucket is sent when its LAST gradient is ready, not its first."
 WRONG_AIMS = {  # what all plans would make smallest, if the mistake of the sentence were made
@@ -156,10 +156,10 @@ PLAN = Exercise(
         Slip(TOO_MANY, the_best_of_all),
         Slip("plan_buckets(ready=[], nbytes=[]", ("[0.0], [0]", "[0 * ready[0]], [0]")),
     ), hints=(
-        "Fix the last bucket. What do you have to know about all buckets before it?",
-        "Only when they have arrived, and earlier is better. So keep the earliest end for the "
-        "first j gradients. Try every start i of the last bucket: it begins after the end that "
-        "you kept for the first i.",
+        "Fix the last bucket. What do you need to know about all the buckets before it?",
+        "Only when they have all arrived; earlier is better. So keep the earliest end for the "
+        "first j gradients. Try every start i of the last bucket: it begins after the end that you "
+        "kept for the first i.",
         "ends = [0.0]; for j in 1 .. n: end of (i) = max(ends[i], ready[j - 1]) + alpha + "
         "sum(nbytes[i:j]) * beta; keep the smallest, and its i. Then walk back from n: the last "
         "bucket is i .. n - 1, and the one before it ends at i.",

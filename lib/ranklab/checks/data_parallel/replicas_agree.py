@@ -128,58 +128,58 @@ AGREE = Proof(
     mistakes=(
         Slip("One of the weights is NaN, and NaN is not equal to itself: compare bytes, not "
              "numbers.", (HASH, "sum(p.sum().item() for p in model.parameters())")),
-        Slip("A sum of the bytes does not see which weight is where: hash the bytes, in their "
-             "order.", (HASH, f"sum({EACH}.sum().item() for p in model.parameters())")),
-        Slip("A sum of the weights does not see what was added here and taken away there: hash "
-             "the bytes.",
+        Slip("A sum of the bytes ignores which weight is where: hash the bytes in order.",
+             (HASH, f"sum({EACH}.sum().item() for p in model.parameters())")),
+        Slip("A sum of the weights misses changes that cancel out: hash the bytes.",
              (HASH, "round(2**40 * sum(p.double().nan_to_num().sum().item() "
               "for p in model.parameters()))")),
-        Slip("Hash the bytes, of all parameters: a sum in floating point rounds one bit away.",
+        Slip("Hash the bytes of all parameters: a floating-point sum rounds away a single bit.",
              (HASH, "round(2**20 * sum(p.double().nan_to_num().sum().item() "
               "for p in model.parameters()))")),
-        Slip("One hash over all parameters in their order, not a sum of their hashes.",
+        Slip("Make one hash over all parameters in order, not a sum of their hashes.",
              (HASH, f"sum(zlib.crc32({EACH}.numpy()) for p in model.parameters())"), zlib=zlib),
         Slip("Frozen parameters are weights too.",
              (DEVICE, f"{DEVICE}\n        if not parameter.requires_grad:\n            continue")),
-        Slip("Look at all parameters: this hash is of the last one alone.",
+        Slip("Hash all parameters: this hash covers only the last one.",
              (NAMED, f"list({NAMED})[-1:]"), (DEVICE, f"{DEVICE}\n        "
                                               "digest = hashlib.blake2b(digest_size=7)")),
-        Slip("Hash the bytes as they are: in float32 a float64 loses half of its bits.",
+        Slip("Hash the bytes as they are: a float64 converted to float32 loses half of its bits.",
              ("parameter.detach()", "parameter.detach().float()")),
-        Slip("numpy knows no bfloat16, and the frozen layer is in it: look at the bytes, by "
+        Slip("numpy has no bfloat16, the dtype of the frozen layer: get the bytes with "
              ".view(torch.uint8).", (".view(torch.uint8)", "")),
-        Slip("Only a buffer differs here, and that is allowed: hash model.parameters() only.",
+        Slip("Only a buffer differs here, which is allowed: hash only model.parameters().",
              (NAMED, f"[*{NAMED}, *model.named_buffers()]"),
              (NAMED, "model.state_dict().items()")),
-        Slip("float32 keeps 24 of the 56 bits, float64 53: torch.tensor([number, -number], "
-             "device=device), of two ints, is an int64 and keeps all.",
+        Slip("float32 keeps 24 of the 56 bits, and float64 53. From two ints, "
+             "torch.tensor([number, -number], device=device) is an int64 tensor and keeps them "
+             "all.",
              (PAIR, "[float(number), -float(number)]")),
-        Slip("True is the answer where all agree: the largest hash == the smallest.",
+        Slip("Return True when all ranks agree: the largest hash == the smallest.",
              ("largest == smallest", "largest != smallest")),
-        Slip("Of the two numbers that come back one is a hash, and the other is minus a hash: turn "
-             "its sign round before you compare.", ("-extremes[1]", "extremes[1]"),
+        Slip("Of the two numbers that come back, one is a hash and the other is minus a hash: flip "
+             "its sign before you compare.", ("-extremes[1]", "extremes[1]"),
              ("ReduceOp.MAX", "ReduceOp.MIN", "-extremes[1]", "extremes[1]")),
-        Slip("Every rank must come to the same answer, or one stops and the others wait for it: "
-             "compare the largest hash with the smallest, and both come by all-reduce.",
+        Slip("Every rank must reach the same answer; otherwise one stops while the others wait for "
+             "it. Compare the largest hash with the smallest, both from the all-reduce.",
              ("return largest == smallest", "return largest == number"),
              ("return largest == smallest", "return smallest == number")),
-        Slip("Each rank must send its hash: MAX of [number, -number], by all-reduce.",
+        Slip("Each rank must send its hash: all-reduce [number, -number] with MAX.",
              (f"    {CALL}\n", "")),
-        Slip("Return True or False: bool(...) or .item() makes one of a tensor.",
+        Slip("Return True or False, not a tensor: use bool(...) or .item().",
              ("extremes[0].item(), -extremes[1].item()", "extremes[0], -extremes[1]")),
-        Slip("The largest and the smallest can travel together: MAX of [number, -number].",
+        Slip("The largest and the smallest can share one all-reduce: MAX of [number, -number].",
              (CALL, "for each in extremes.split(1):\n        "
               "dist.all_reduce(each, dist.ReduceOp.MAX, group=group)")),
-        Slip("Pass `group` on to the all-reduce.", ("MAX, group=group", "MAX")),
-        Slip("Let each rank make a short hash of its own weights, and send that, not the weights.",
+        Slip("Pass `group` to the all-reduce.", ("MAX, group=group", "MAX")),
+        Slip("Let each rank hash its own weights, and send the short hash, not the weights.",
              gathers_the_model),
-        Slip("Only read the weights: add_() and its like write into them.",
+        Slip("Only read the weights: in-place methods such as add_() write into them.",
              (DEVICE, f"{DEVICE}\n        parameter.detach().mul_(2)")),
     ), hints=(
-        "Each rank makes a short number of all its weights. When are all numbers equal?",
-        "hashlib.blake2b(digest_size=7) over the bytes of every parameter: 56 bits, an int64. All "
-        "are equal when the largest is the smallest; the smallest is minus the largest of the "
-        "negatives.",
+        "Each rank turns all its weights into one short number. When are all the numbers equal?",
+        "Use hashlib.blake2b(digest_size=7) over the bytes of every parameter: 56 bits, which fit "
+        "into an int64. All are equal when the largest equals the smallest; the smallest is minus "
+        "the largest of the negatives.",
         "extremes = torch.tensor([number, -number], device=device); dist.all_reduce(extremes, "
         "dist.ReduceOp.MAX, group=group); return extremes[0].item() == -extremes[1].item()",
     ))

@@ -103,49 +103,53 @@ SHARD = Proof(
           _see_shards, SHARDS, oracle=by_torch),
     Stage("a ValueError for a rank that is not one of the ranks, and for no samples", _see_refusal,
           tuple({"n": n, "rank": rank, "ranks": 4} for n, rank in ((10, 4), (10, -1), (0, 0))),
-          note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
+          note=("Report the problem at once: raise ValueError(...) with the numbers in its "
+                "message.")),
     mistakes=(
-        Slip("A new order for each epoch: seed the shuffle with seed + epoch. All ranks know it "
-             "without a message.", (SHUFFLE, "(seed)")),
-        Slip("Another seed gives another order: seed the shuffle with seed + epoch.",
+        Slip("Each epoch needs a new order: seed the shuffle with seed + epoch, which all ranks "
+             "know without a message.", (SHUFFLE, "(seed)")),
+        Slip("A different seed must give a different order: seed the shuffle with seed + epoch.",
              (SHUFFLE, "(epoch)")),
-        Slip("All ranks must shuffle alike (the same seed, without the rank), then take different "
-             "parts.", (SHUFFLE, "(seed + epoch + rank)")),
-        Slip("The samples are not shuffled: torch.randperm(n, generator=...).", not_shuffled,
+        Slip("All ranks must shuffle identically (the same seed, without the rank), then take "
+             "different parts.", (SHUFFLE, "(seed + epoch + rank)")),
+        Slip("The samples are not shuffled: use torch.randperm(n, generator=...).", not_shuffled,
              ("torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch)).tolist()",
               "list(range(n))")),
-        Slip("The end of the order is lost without drop_last, too: n / ranks is rounded up.",
+        Slip("Without drop_last, the end of the order must not be lost: round n / ranks up.",
              (f"share = {SHARE}", "share = n // ranks")),
-        Slip("Every rank must get the same number, or some ranks wait forever: fill the order up "
-             "from its own beginning.", (FILL, "        break\n")),
-        Slip("Fill up more than once: n may be smaller than ranks.",
+        Slip("Every rank must get the same number of samples, or some ranks wait forever: pad the "
+             "order from its own beginning.", (FILL, "        break\n")),
+        Slip("Pad more than once if necessary: n may be smaller than `ranks`.",
              ("while len(order) <", "if len(order) <")),
-        Slip("Fill up with the beginning of the order, not with its last sample.",
+        Slip("Pad with the beginning of the order, not with its last sample.",
              pads_with_the_last),
-        Slip("Fill up with the beginning of the shuffled order, not of range(n).",
+        Slip("Pad with the beginning of the shuffled order, not of range(n).",
              (FILL, "        order += list(range(n))[: share * ranks - len(order)]\n")),
-        Slip("With drop_last each rank gets n // ranks samples, and the end of the order is lost.",
+        Slip("With drop_last, each rank gets n // ranks samples, and the end of the order is "
+             "dropped.",
              (SHARE, "-(-n // ranks)")),
-        Slip("With drop_last all ranks get the same number, too, n // ranks: cut the order.",
+        Slip("With drop_last, all ranks still get the same number of samples, n // ranks: cut the "
+             "order.",
              (PART, "order[rank::ranks] if drop_last else order[rank : share * ranks : ranks]")),
-        Slip("Take every ranks-th index of the one order, order[rank::ranks].",
+        Slip("Take every `ranks`-th index of the shared order: order[rank::ranks].",
              (PART, "order[rank * share : (rank + 1) * share]")),
-        Slip("Dropout and initialisation use torch's own random numbers: make a torch.Generator() "
-             "of your own.", ("torch.Generator().manual_seed", "torch.manual_seed")),
-        Slip("Return a list of ints: .tolist() makes one of a tensor.",
+        Slip("Dropout and initialisation use torch's global random state: don't reseed it, make a "
+             "torch.Generator() of your own.",
+             ("torch.Generator().manual_seed", "torch.manual_seed")),
+        Slip("Return a list of ints, not a tensor: .tolist() converts it.",
              ("return order[", "return torch.tensor(order)[")),
-        Slip("Return a list: list(...) makes one of a tuple.",
+        Slip("Return a list, not a tuple: list(...) converts it.",
              ("return order[", "return tuple(order)[")),
-        Slip("list(tensor) cuts a tensor into tensors. Return a list of ints: .tolist().",
+        Slip("list(tensor) gives a list of tensors. Return a list of ints, with .tolist().",
              ("torch.randperm(", "list(torch.randperm(", ").tolist()", "))")),
         Slip("Keep the check of `rank`, which raises a ValueError.",
              ("not 0 <= rank < ranks", "False"), ("not 0 <= rank < ranks", "rank >= ranks"),
              ("not 0 <= rank < ranks", "not 0 <= rank <= ranks")),
-        Slip("No samples are an error, too: raise ValueError.", ("n < 1", "False")),
+        Slip("Having no samples is an error as well: raise a ValueError.", ("n < 1", "False")),
     ), hints=(
-        "All ranks make the same order of all samples, and each takes its part.",
-        "torch.randperm(n, generator=...) with seed + epoch. Fill up to a multiple of `ranks` from "
-        "the beginning of the order itself (more than once if need be), or cut.",
+        "All ranks build the same order of all samples, and each takes its own part.",
+        "Use torch.randperm(n, generator=...) with seed + epoch. Pad to a multiple of `ranks` from "
+        "the start of the order itself (more than once if need be), or cut.",
         "share = n // ranks if drop_last else -(-n // ranks); while len(order) < share * ranks: "
         "order += order[: share * ranks - len(order)]; return order[rank : share * ranks : ranks]",
     ))
@@ -220,42 +224,45 @@ LEARNING_RATE = Proof(
     Stage("an unknown rule, a batch of 0 and a negative warm-up are refused with a ValueError",
           _see_refusal, tuple({**DOUBLED, **bad} for bad in (
               {"rule": "cubic"}, {"batch": 0}, {"base_batch": 0}, {"warmup": -1})),
-          note="Say what is wrong, at once: raise ValueError(...) with the numbers in it."),
+          note=("Report the problem at once: raise ValueError(...) with the numbers in its "
+                "message.")),
     mistakes=(
-        Slip("Larger batch, larger steps: multiply by batch / base_batch, do not divide.",
+        Slip("A larger batch gets a larger rate: multiply by batch / base_batch, do not divide.",
              ("batch / base_batch", "base_batch / batch")),
         Slip('rule="sqrt" takes the square root of batch / base_batch.', (POWER, "")),
-        Slip("The linear rule multiplies by batch / base_batch itself, not by its root.",
+        Slip("The linear rule multiplies by batch / base_batch itself, not by its square root.",
              ('"linear": 1,', '"linear": 0.5,')),
-        Slip("The two rules have changed places.", ('"linear": 1, "sqrt": 0.5',
+        Slip("The two rules are swapped.", ('"linear": 1, "sqrt": 0.5',
                                                    '"linear": 0.5, "sqrt": 1')),
-        Slip("The root of k is k ** 0.5.", ('"sqrt": 0.5', '"sqrt": 2')),
+        Slip("The square root of k is k ** 0.5.", ('"sqrt": 0.5', '"sqrt": 2')),
         Slip("A smaller batch gets a smaller rate: the rule holds in both directions.",
              (K, "max(1, batch / base_batch)")),
-        Slip("k need not be a whole number: batch / base_batch, not //.",
+        Slip("k need not be a whole number: use batch / base_batch, not //.",
              (K, "(batch // base_batch or batch / base_batch)"), (K, "(batch // base_batch)")),
-        Slip('The default is "linear".', ('rule="linear"', 'rule="sqrt"')),
-        Slip("Here warm-up does not begin at 0 but at lr, which is right for the small batch "
-             "(Goyal et al. 2017): lr + (scaled - lr) * step / warmup.",
+        Slip('The default rule is "linear".', ('rule="linear"', 'rule="sqrt"')),
+        Slip("Here warm-up starts not at 0 but at lr, which is right for the small batch (Goyal et "
+             "al. 2017): lr + (scaled - lr) * step / warmup.",
              (GROWN, "scaled * step / warmup")),
-        Slip("After `warmup` steps the rate stays as it is; it must not grow further.",
+        Slip("After `warmup` steps the rate stays at the scaled rate; it must not keep growing.",
              (DONE, "not warmup")),
-        Slip("Here the batch is smaller than base_batch, and the rate goes down on the way: "
-             "min() takes the end at once. Ask whether step >= warmup instead.",
+        Slip("Here the batch is smaller than base_batch, so the rate falls during warm-up, and "
+             "min() jumps to the end at once. Test step >= warmup instead.",
              (DONE, "not warmup", GROWN, f"min(scaled, {GROWN})")),
         Slip("Steps count from 0: at step 0 the rate is lr, so divide step, not step + 1, by "
              "warmup.", ("* step / warmup", "* (step + 1) / warmup")),
-        Slip("It grows evenly, by the same amount in each step, not by the same factor.",
+        Slip("The rate changes linearly, by the same amount in each step, not by the same factor.",
              (GROWN, "lr * (scaled / lr) ** (step / warmup)")),
-        Slip("There is no warm-up at all: before step `warmup` the rate is on its way from lr.",
+        Slip("There is no warm-up here: before step `warmup`, the rate must still be on its way "
+             "from lr to the scaled rate.",
              (f"    return {GROWN}", "    return scaled")),
-        Slip("Until step `warmup` it stays at lr: it must grow in each step.",
+        Slip("Your rate stays at lr until step `warmup`: it must move towards the scaled rate in "
+             "each step.",
              (f"return {GROWN}", "return lr")),
         Slip("At step `warmup` the scaled rate is reached: divide by warmup, not by warmup - 1.",
              ("* step / warmup", "* step / (warmup - 1)")),
         Slip("Without a step there is no warm-up: return the scaled rate when step is None.",
              ("step is None", "not warmup")),
-        Slip("warmup=0 is no warm-up: the scaled rate from the first step on.",
+        Slip("warmup=0 means no warm-up: use the scaled rate from the first step on.",
              (DONE, "step > warmup")),
         Slip("Keep the check of `rule`, which raises a ValueError.",
              ("rule not in powers", "False", "powers[rule]", "powers.get(rule, 1)")),
@@ -263,7 +270,7 @@ LEARNING_RATE = Proof(
              ("batch < 1 or base_batch < 1 or warmup < 0", "False")),
     ), hints=(
         "k = batch / base_batch. How does the learning rate depend on k in each rule?",
-        "linear: lr * k; sqrt: lr * k ** 0.5. Warm-up: the straight line from lr at step 0 to the "
+        "linear: lr * k; sqrt: lr * k ** 0.5. Warm-up: a straight line from lr at step 0 to the "
         "scaled rate at step `warmup`.",
         "if step is None or step >= warmup: return scaled; return lr + (scaled - lr) * step / "
         "warmup",

@@ -131,90 +131,94 @@ BATCH_NORM = Proof(
           _see, CASES, (4,), (ALL, *GROUPS), oracle=of_the_whole),
     mistakes=(
         # forward
-        Slip("It is normalised by this rank's own mean and variance: nothing was summed over "
-             "ranks.", (FORWARD, "n", "n < 2", "n < 1")),
-        Slip("One rank alone may have a single row; all together have more: the count must be "
-             "summed over ranks, too.",
+        Slip("x is normalised by this rank's own mean and variance: nothing was summed over ranks.",
+             (FORWARD, "n", "n < 2", "n < 1")),
+        Slip("One rank may have only a single row while all ranks together have more: sum the "
+             "count over ranks as well.",
              (FORWARD, "n"), (FORWARD, "dist.all_reduce(sums[:-1], group=group)\n            n")),
-        Slip("Variances do not average: the ranks' means differ too. Sum x and x * x.",
+        Slip("Variances cannot be averaged, because the ranks' means differ as well. Sum x and x * "
+             "x.",
              (VARIANCE, "variance = wide.var(dims, unbiased=False) * count / n\n"
               "            dist.all_reduce(variance, group=group)")),
-        Slip("Variances do not average, nor do means of unequal parts: sum x, x * x and the count, "
-             "in one tensor, and divide at the end.",
+        Slip("Neither variances nor means of unequal parts can be averaged: sum x, x * x and the "
+             "count in one tensor, and divide at the end.",
              (VARIANCE, "mean, variance = wide.mean(dims), wide.var(dims, unbiased=False)\n"
               "            for each in mean, variance:\n                dist.all_reduce("
               "each.div_(dist.get_world_size(group)), group=group)")),
-        Slip("For normalising, batch norm divides by n. (The running variance has n - 1.)",
+        Slip("To normalise, batch norm uses the variance divided by n. (Only the running variance "
+             "uses n - 1.)",
              (VARIANCE, f"{VARIANCE} * n / (n - 1)")),
-        Slip("mean(x * x) - mean(x) ** 2: the mean must be squared.",
+        Slip("The variance is mean(x * x) - mean(x) ** 2: the mean must be squared.",
              ("square - mean.square()", "square - mean")),
-        Slip("It is mean(x * x): the square of the mean must be taken off.",
+        Slip("That is mean(x * x): subtract the square of the mean.",
              ("square - mean.square()", "square")),
-        Slip("eps is an argument.", ("variance + eps", "variance + 1e-5")),
-        Slip("eps stands inside the root: rsqrt(variance + eps).",
+        Slip("eps is an argument: do not hard-code it.", ("variance + eps", "variance + 1e-5")),
+        Slip("eps goes inside the root: rsqrt(variance + eps).",
              ("(variance + eps).rsqrt()", "1 / (variance.sqrt() + eps)")),
         Slip("Return weight * normal + bias.", (" + bias.view(shape)", ""),
              ("normal * weight.view(shape)", "normal")),
-        Slip("Return x's type.", (").to(x.dtype)\n\n", ")\n\n")),
-        Slip("Sum x, x * x and the count over ranks in float64: in float32 mean(x * x) - mean(x) "
-             "** 2 is a small difference of two large numbers.",
+        Slip("Return y in x's dtype.", (").to(x.dtype)\n\n", ")\n\n")),
+        Slip("Sum x, x * x and the count over ranks in float64: mean(x * x) - mean(x) ** 2 is a "
+             "small difference of two large numbers, imprecise in float32.",
              ("x.shape[1], x.double()", "x.shape[1], x")),
-        Slip("mean(x * x) - mean(x) ** 2 is below 0 by rounding: clamp(min=0).",
+        Slip("Rounding makes mean(x * x) - mean(x) ** 2 negative here: use clamp(min=0).",
              (".clamp(min=0)", "")),
-        Slip("clamp(min=0): a variance may be smaller than eps, which is added afterwards.",
+        Slip("Use clamp(min=0): a variance can be smaller than eps, which is added afterwards.",
              ("clamp(min=0)", "clamp(min=eps)")),
-        Slip("The mean is over all dimensions but the channels.",
+        Slip("Take the mean over all dimensions except the channels.",
              ("if dim != 1]", "if dim == 0]", "x.numel() // C", "len(x)")),
         # the running statistics
-        Slip("Update the running mean and variance, in place.", ("if running:", "if False:"),
+        Slip("Update the running mean and variance in place.", ("if running:", "if False:"),
              ("running_mean += momentum * (mean - running_mean)",
               "running_mean = running_mean + momentum * (mean - running_mean)",
               "running_variance += momentum * (variance * n / (n - 1) - running_variance)",
               "running_variance = running_variance + momentum * (variance - running_variance)")),
-        Slip("The running variance moves towards the batch's variance with n - 1, not n: "
-             "variance * n / (n - 1), n being the count on all ranks.",
+        Slip("The running variance uses the batch's variance with n - 1, not n: variance * n / (n "
+             "- 1), where n is the count over all ranks.",
              ("variance * n / (n - 1)", "variance")),
-        Slip("In torch momentum is the share of the new batch: running += momentum * (mean - "
+        Slip("In torch, momentum is the weight of the new batch: running += momentum * (mean - "
              "running).", ("momentum * (mean - running_mean)", "(1 - momentum) * (mean - "
                            "running_mean)", "momentum * (variance *",
                            "(1 - momentum) * (variance *")),
         # backward
-        Slip("Mean and variance depend on x as well.", (OF_X, "grad")),
+        Slip("The mean and the variance depend on x as well.", (OF_X, "grad")),
         Slip("The variance depends on x as well.", (OF_X, "grad - by_mean")),
         Slip("The mean depends on x as well.", (OF_X, "grad - normal * by_variance")),
         Slip("The gradient of x has weight as a factor.",
              ("(scale * weight).view(shape)", "scale.view(shape)")),
-        Slip("This rank's x moved the mean of all ranks, so their gradients count too: all-reduce "
-             "both sums, in one tensor.",
+        Slip("This rank's x affects the mean used on all ranks, so their gradients count as well: "
+             "all-reduce both sums in one tensor.",
              (SUMS_OF, "local_sums * x.shape[1] / max(1, x.numel())).chunk"),
              ("            dist.all_reduce(sums, group=group)  # each value moved the mean, and so "
               "all ranks' y\n", "")),
-        Slip("For the means of backward divide by the count of all ranks.",
+        Slip("For the means in backward, divide by the count over all ranks.",
              (SUMS_OF, "sums * x.shape[1] / max(1, x.numel())).chunk")),
-        Slip("Data parallelism averages the gradient of weight and bias later, as any: return this "
-             "rank's own part.", ("local_sums.to(weight.dtype)", "sums.to(weight.dtype)")),
-        Slip("The gradients of weight and bias have changed places.",
+        Slip("Data parallelism later averages the gradients of weight and bias like any others: "
+             "return this rank's own part.",
+             ("local_sums.to(weight.dtype)", "sums.to(weight.dtype)")),
+        Slip("The gradients of weight and bias are swapped.",
              ("bias_grad, weight_grad =", "weight_grad, bias_grad =")),
-        Slip("Backward needs what this forward has put into ctx: another layer's forward comes in "
+        Slip("Backward needs what its own forward saved in ctx: another layer's forward runs in "
              "between.", ("running=None)", "running=None, kept={})",
                           f"ctx.save_for_backward({SAVED})",
                           "ctx.save_for_backward(x, weight)\n            kept[C] = mean, scale, n",
                           f"{SAVED} = ctx.saved_tensors", "x, weight = ctx.saved_tensors\n"
                           "            mean, scale, n = kept[x.shape[1]]")),
-        Slip("backward changes the gradient that it was given: grad - ..., not -=.",
+        Slip("Your backward overwrites the gradient that it was given: compute grad - ..., do not "
+             "use -=.",
              (OF_X, "grad.sub_(by_mean + normal * by_variance)")),
         # what is sent
-        Slip("Each call costs its latency: send both sums and the count in one tensor.",
+        Slip("Every call pays its own latency: send both sums and the count in one tensor.",
              (FORWARD, "for part in sums[:-1], sums[-1:]:\n                "
               "dist.all_reduce(part, group=group)\n            n")),
-        Slip("An all-gather sends what an all-reduce adds up on the way.",
+        Slip("An all-gather sends every rank's sums; an all-reduce adds them up on the way.",
              (FORWARD, "every = [torch.empty_like(sums) for _ in range(dist.get_world_size(group))"
               "]\n            dist.all_gather(every, sums, group=group)\n"
               "            sums = sum(every)\n            n")),
-        Slip("Send what is needed once, and nothing else.",
+        Slip("Send only what is needed, and only once.",
              ("sums = local_sums.clone()", "sums = torch.cat([local_sums, local_sums])",
               "(sums / n)", "(sums[: len(local_sums)] / n)")),
-        Slip("Pass `group` on to both all-reduces.", (FORWARD, "dist.all_reduce(sums)\n"
+        Slip("Pass `group` to both all-reduces.", (FORWARD, "dist.all_reduce(sums)\n"
                                                      "            n"),
              ("group=group)  #", "group=None)  #")),
         Slip("Keep the check of the shapes, which raises a ValueError.",
@@ -222,9 +226,10 @@ BATCH_NORM = Proof(
     ), hints=(
         "Forward: which three sums over ranks give mean and variance? Backward: through which "
         "paths does x enter y?",
-        "torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: sums of "
-        "grad and of grad * normal, one all-reduce of a copy; weight and bias get this rank's own.",
-        "mean, square = (sums[:-1] / n).split(C); variance = (square - mean ** 2).clamp(min=0); of "
-        "x: (grad - mean over ranks of grad - normal * mean over ranks of grad * normal) * scale * "
-        "weight",
+        "Forward: torch.cat([sum of x, sum of x * x, count]) in float64, one all-reduce. Backward: "
+        "sums of grad and of grad * normal, one all-reduce of a copy; the gradients of weight and "
+        "bias are this rank's own sums.",
+        "mean, square = (sums[:-1] / n).split(C); variance = (square - mean ** 2).clamp(min=0); "
+        "gradient of x: (grad - mean over ranks of grad - normal * mean over ranks of grad * "
+        "normal) * scale * weight",
     ))

@@ -93,55 +93,59 @@ FP16 = Proof(
            COST, "inside a group it talks to nobody outside": ()},
           _see, ("five steps in torch's DDP",), (4,), (ALL, *GROUPS), oracle=by_gathering),
     mistakes=(
-        Slip("float16 ends at 65,504. Divide by the number of ranks before the all-reduce, not "
-             "after.", (DIVIDED, "buffer", THEN, f"{THEN}.div_({R})")),
-        Slip("What float16 can't hold is infinite after the cast: divide before the cast.",
+        Slip("float16 overflows above 65,504: divide by the number of ranks before the all-reduce, "
+             "not after.", (DIVIDED, "buffer", THEN, f"{THEN}.div_({R})")),
+        Slip("Values that float16 can't hold become infinite in the cast: divide before the cast.",
              (f"{DIVIDED}.{CAST}", f"buffer.{CAST} / {R}"),
              (f"{DIVIDED}.{CAST}", f"buffer.{CAST}.div_({R})")),
-        Slip("It is the sum. DDP averages by itself only without a hook: divide by "
+        Slip("That is the sum. With a hook, DDP doesn't average by itself: divide by "
              "dist.get_world_size(group).", (DIVIDED, "buffer")),
-        Slip("Divided by the ranks twice? Once is the mean.", (THEN, f"{THEN}.div_({R})")),
+        Slip("You divided by the number of ranks twice: dividing once gives the mean.",
+             (THEN, f"{THEN}.div_({R})")),
         Slip(BACK, (THEN, "lambda result: buffer"), (f".then({THEN})", ""),
              (THEN, "lambda result: None"),
              (DIVIDED, f"(buffer / {R})", THEN, "lambda result: buffer")),
-        Slip("copy_ the mean, don't add it.", ("buffer.copy_", "buffer.add_")),
-        Slip("Cast before the all-reduce, once, and cast back after it.",
+        Slip("Copy the mean into the buffer with copy_; don't add it.",
+             ("buffer.copy_", "buffer.add_")),
+        Slip("Cast once before the all-reduce, and cast back only after it.",
              (CAST, "half().float()"), (f".{CAST}", "")),
-        Slip("Use torch.float16, which has three bits more than bfloat16.", (CAST, "bfloat16()")),
-        Slip("Backward stands still until the network is done. dist.all_reduce(..., "
+        Slip("Use torch.float16, which has three more bits of precision than bfloat16.",
+             (CAST, "bfloat16()")),
+        Slip("Backward is blocked until the network is done. dist.all_reduce(..., "
              "async_op=True).get_future() does not wait; put what comes after the all-reduce into "
              ".then(...).",
              ("future = ", "future = torch.futures.Future()\n    ", "return future.then",
               "future.set_result([halves])\n    return future.then", ASYNC, ")"),
              (RETURN, f"future.wait()\n    {RETURN}")),
-        Slip("Divide by the number of ranks of the group: dist.get_world_size(group).",
+        Slip("Divide by the number of ranks in the group: dist.get_world_size(group).",
              ("(group)", "()")),
-        Slip("Hand `group` on to the all-reduce.", ("halves, group=group", "halves")),
-        Slip("Hand `group` on to the all-reduce, and to dist.get_world_size.",
+        Slip("Pass `group` to the all-reduce.", ("halves, group=group", "halves")),
+        Slip("Pass `group` to the all-reduce and to dist.get_world_size.",
              ("(group)", "()", "halves, group=group", "halves")),
-        Slip("Each bucket needs memory of its own: DDP calls the hook with the next one while this "
-             "one travels.", (f"{DIVIDED}.{CAST}", f"KEPT.setdefault(buffer.shape, {DIVIDED}"
+        Slip("Each bucket needs its own memory: DDP calls the hook with the next bucket while this "
+             "one is still being sent.",
+             (f"{DIVIDED}.{CAST}", f"KEPT.setdefault(buffer.shape, {DIVIDED}"
                               f".{CAST}).copy_(buffer)"), KEPT={}),
-        Slip("register_comm_hook(None, hook) means all ranks: dist.get_world_size(group) takes "
-             "None, which has no size().", (R, "group.size()")),
-        Slip("The second parameter must be called bucket, and annotated dist.GradBucket.",
+        Slip("register_comm_hook(None, hook) means all ranks. None has no size(), but "
+             "dist.get_world_size(group) accepts None.", (R, "group.size()")),
+        Slip("The second parameter must be called bucket and annotated with dist.GradBucket.",
              ("group, bucket: dist.GradBucket", "group, gradients", "bucket.b", "gradients.b"),
              ("bucket: dist.GradBucket", "bucket: torch.Tensor")),
-        Slip("dist.all_reduce(..., async_op=True).get_future() is a future, and so is what its "
-             ".then(...) returns. DDP wants one, and goes on with backward meanwhile.",
+        Slip("Return a future, so that DDP can continue backward meanwhile: dist.all_reduce(..., "
+             "async_op=True).get_future() is one, and so is what its .then(...) returns.",
              (RETURN, "return buffer"),
              (RETURN, "future.wait()\n    return buffer.copy_(halves)")),
         Slip(LIST, ("value()[0]", "value()"), (THEN, "lambda result: result.value()")),
-        Slip("With async_op=True it returns a Work at once, and that has get_future().",
+        Slip("With async_op=True, all_reduce returns a Work at once, and a Work has get_future().",
              (", async_op=True", "")),
         Slip(FUNCTION, (THEN, "buffer.copy_(future.value()[0])"), (THEN, "buffer.copy_(halves)")),
-        Slip("One all_reduce for the whole bucket: narrow bucket.buffer(), not each gradient.",
+        Slip("Use one all_reduce for the whole bucket: cast bucket.buffer(), not each gradient.",
              one_by_one),
-        Slip("From its second step on DDP has several buckets, and calls the hook for each.",
+        Slip("From its second step on, DDP has several buckets and calls the hook for each.",
              only_the_last_bucket),
     ), hints=(
-        "bucket.buffer() is the bucket's flat gradient: narrow it, all-reduce it, copy it back.",
-        "Divide by the ranks before the cast, so that no sum overflows. "
+        "bucket.buffer() is the bucket's flat gradient: cast it, all-reduce it, copy it back.",
+        "Divide by the number of ranks before the cast, so that no sum overflows. "
         "dist.all_reduce(..., async_op=True).get_future() gives a future; .then(f) gives another "
         "one, which holds what f returns.",
         "R = dist.get_world_size(group); halves = buffer.div_(R).to(torch.float16); future = "

@@ -19,20 +19,21 @@ from ranklab.models.gpt import GPT
 
 FRACTION, BETTER, STEPS = 0.001, 0.03, 50  # BETTER: nats; right answers are 0.06 to 0.15 better
 MANY, SPIKES = 70_000, torch.tensor([5, 33_333, 65_000, 69_999])
-FEEDBACK = ("What is not sent in a step, also by rounding, must be added to the next gradient. "
-            "Keep it by parameter, because DDP makes new buckets in its second step.")
-INDICES = ("If places have 16 bits: int16 ends at 32,767, uint16 at 65,535. Count places in rows "
-           "that are short enough.")
-SAME = ("Every rank must add up the same numbers in the same order, and its own numbers as it sent "
-        "them.")
-COUNTED = "Count values, places, scales: an all-gather sends (R-1) times what a rank has."
-ZEROS = "0 / 0 is NaN, and a zero has no sign."
-FLOAT16 = "float16 ends at 65,504, bfloat16 does not."
-UNSEEN = ("A NaN that stays in the error is never seen: send it. topk takes NaN for the largest "
-          "number.")
-IN_SIZE = "Largest in size: -5 counts as 5. Take topk of .abs()."
-SUM = "That is the sum over ranks: divide by their number."
-MORE = "Send more entries, of fewer bytes each: the largest of the whole bucket."
+FEEDBACK = ("What a step doesn't send, including rounding errors, must be added to the next "
+            "gradient. Keep it per parameter, because DDP makes new buckets in its second step.")
+INDICES = ("16-bit indices end at 32,767 (int16) or 65,535 (uint16): count them within rows that "
+           "are short enough.")
+SAME = ("Every rank must add up the same numbers in the same order, including its own numbers "
+        "exactly as it sent them.")
+COUNTED = ("Count values, indices and scales: in an all-gather, a rank sends R-1 times the bytes "
+           "that it contributes.")
+ZEROS = "Zeros must stay zeros: 0 / 0 is NaN, and 0 has no sign."
+FLOAT16 = "float16 overflows above 65,504; bfloat16 does not."
+UNSEEN = ("Don't drop a NaN or leave it in the error, where it is never seen: send it. topk treats "
+          "NaN as the largest number.")
+IN_SIZE = "Take the largest by absolute value: -5 counts as 5. Use topk of .abs()."
+SUM = "That is the sum over ranks: divide by the number of ranks."
+MORE = "Send more entries with fewer bytes each, and choose the largest of the whole bucket."
 
 
 class Job(NamedTuple):
@@ -111,7 +112,7 @@ def _comes_through(where, job, results, given, of_all):
     hints = {
         IN_SIZE: (right < 0).any() and not (got < 0).any(),
         SUM: _is_like(got, sum(given), right),
-        "That is the mean of all 4 ranks: state.get('group') is the group.":
+        "That is the mean over all 4 ranks: average over the group, state.get('group').":
             _is_like(got, of_all, right),
         INDICES: not job.stays and (got[right == 0].abs() > right.abs().max() / 2).any()}
     raise Mistake(f"{where}: the {'mean' if job.stays else 'sum'} of {len(results)} results is "
@@ -170,15 +171,16 @@ BUDGET = Exercise(
         Slip("DDP wants a future, and gets something else", ("finished(", "(")),
         Slip(MORE, top_k_itself),
     ), hints=(
-        "An entry of top-k has 8 bytes: 4 for its value, 4 for its place. How few bytes can each "
-        "do with?",
-        "A value in bfloat16 has 2 bytes. A place needs 2 bytes if it counts inside a row of "
-        "32,768 numbers, and 1 byte as the distance from the place before it. Take the largest of "
-        "the whole bucket, not some of each parameter. What rounding loses belongs in the error, "
-        "too.",
-        "target = buffer + errors; places = target.abs().topk(k).indices, k = top_k_bytes("
-        "bucket.parameters(), 0.001) // 4; values = target[places].bfloat16(); their bytes and "
-        "those of places.short() in one uint8 tensor; all_gather_single; add up rank by rank, "
-        "divide by R. The error is target, less values.float() at these places; cut it by "
-        "parameter. A bucket of more than 32,768 numbers: rows of so many, topk in each.",
+        "A top-k entry has 8 bytes: 4 for its value and 4 for its index. How few bytes are enough "
+        "for each?",
+        "A bfloat16 value has 2 bytes. An index needs 2 bytes if it counts within a row of 32,768 "
+        "numbers, and 1 byte as the distance from the previous index. Take the largest entries of "
+        "the whole bucket, not some of each parameter. What rounding loses also belongs in the "
+        "error.",
+        "target = buffer + errors; places = target.abs().topk(k).indices, k = "
+        "top_k_bytes(bucket.parameters(), 0.001) // 4; values = target[places].bfloat16(); pack "
+        "the bytes of values and places.short() into one uint8 tensor; all_gather_single; add up "
+        "rank by rank, divide by R. The error is target minus values.float() at these places; "
+        "split it by parameter. Cut a bucket of more than 32,768 numbers into rows of that length, "
+        "with topk in each.",
     ))

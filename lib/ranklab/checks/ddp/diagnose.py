@@ -68,62 +68,66 @@ DIAGNOSE = Proof(
     Stage("a ValueError where a rank has no step in which anything was computed", _see,
           (NoStep("no timeline", 0), NoStep("a rank that only loads", 2)), oracle=by_the_job),
     mistakes=(
-        Slip("Ranks that are ready early only wait for the last one. Take the min over the ranks.",
+        Slip("Ranks that are ready early also wait for the last one: take the min over ranks.",
              ("min(exposed)", "max(exposed)"), ("min(exposed)", "exposed[0]"),
              ("min(exposed)", "mean(exposed)"), mean=mean),
-        Slip("Exposed is what no computing hides: not all communication.",
+        Slip("Exposed communication is only what no computing hides, not all communication.",
              (EXPOSED, TOTAL.format("communication"))),
-        Slip("Events of kind wait are something else: gaps of the main thread.",
+        Slip("Events of kind wait are gaps in the main thread, not communication.",
              (EXPOSED, TOTAL.format("wait"))),
-        Slip("Count the loading that no computing hides: exposed_communication(step, "
-             "kind=\"loader\").", (LOADING, TOTAL.format("loader"))),
-        Slip("Loading: the mean over ranks of what no computing hides, over the step.",
+        Slip("Count only the loading that no computing hides: exposed_communication(step, "
+             'kind="loader").', (LOADING, TOTAL.format("loader"))),
+        Slip("Loading: take the mean over ranks of what no computing hides, divided by the step's "
+             "length.",
              ("sum(loading) / len(loading)", "max(loading)"),
              ("sum(loading) / len(loading)", "min(loading)"),
              ("sum(loading) / len(loading)", "sum(loading)"),
              ("sum(loading) / len(loading)", "loading[0]")),
-        Slip("kind=\"loader\": without it you count communication.",
+        Slip('Pass kind="loader": without it, you count communication.',
              (LOADING, "medians(exposed_communication)")),
-        Slip("The verdict is the largest of them from a quarter on, 0.25 itself too.",
+        Slip("Exactly 0.25 is enough: the verdict is the largest share if it is a quarter or more.",
              (VERDICT, VERDICT.replace(">=", ">"))),
-        Slip("From a quarter on it is a cause: 0.25.", (VERDICT, VERDICT.replace("0.25", "0.5"))),
+        Slip("A share of a quarter or more is a cause: compare with 0.25.",
+             (VERDICT, VERDICT.replace("0.25", "0.5"))),
         Slip("Compare the share itself with a quarter; do not round it.",
              (VERDICT, "verdict if round(shares[verdict], 2) >= 0.25")),
-        Slip("Below a quarter it is healthy.", (VERDICT, "verdict if True")),
-        Slip("The verdict is the largest of them, not the first that is large enough.",
+        Slip("If the largest share is below a quarter, the verdict is healthy.",
+             (VERDICT, "verdict if True")),
+        Slip("The verdict is the largest share, not the first one that is large enough.",
              (LARGEST, f"([x for x in shares if shares[x] >= 0.25] or [{LARGEST}])[0]")),
         Slip("The verdict is the largest share, not the smallest.",
              (LARGEST, LARGEST.replace("max", "min"))),
-        Slip("Take the median step of each rank: it ignores one step that went wrong.",
+        Slip("Take the median over each rank's steps: it ignores a single bad step.",
              (MEDIAN, "mean([measure(step) for step in rank_steps]) for"),
              (MEDIAN, "max(measure(step) for step in rank_steps) for"),
              (MEDIAN, "min(measure(step) for step in rank_steps) for"), mean=mean),
         Slip("Those are seconds: divide by the length of a step.",
              (DURATION, "1.0", VERDICT, VERDICT.replace("0.25", "0.015")), (DURATION, "1.0")),
-        Slip("Divide by one step's length, not by that of the whole timeline.",
+        Slip("Divide by the length of one step, not of the whole timeline.",
              (DURATION, "max(max(e.end for e in events) - min(e.start for e in events)\n"
                         "                   for events in timelines)")),
-        Slip("These are shares of a step: a whole step is 1, not 100.",
+        Slip("Shares are fractions of a step: a whole step is 1, not 100.",
              ("duration = ", "duration = 0.01 * ", VERDICT, VERDICT.replace("0.25", "25")),
              ("duration = ", "duration = 0.01 * ")),
-        Slip("A rank works when it computes or loads: compare the two together.",
+        Slip("A rank's work is computing plus loading: compare that sum.",
              ("[a + b for", "[a for")),
-        Slip("Straggler: what the busiest rank has more than the mean of the *other* ranks.",
+        Slip("Straggler: the work of the busiest rank, minus the mean of the *other* ranks' work.",
              (REST, "sum(working) / len(working)"), (REST, "min(working)"),
              (REST, "median(working)"),
              (REST, "mean([w for w in working if w < max(working)] or [max(working)])"), mean=mean),
-        Slip("Straggler: less the mean of the other ranks' work.", (REST, "0.0"),
+        Slip("Straggler: subtract the mean of the other ranks' work.", (REST, "0.0"),
              (REST, "sum(working) - max(working)")),
-        Slip("Ranks may be equally busy: the others are all but one, not all that are less busy.",
+        Slip("Two ranks can be equally busy: the others are all ranks but one, not only the less "
+             "busy ones.",
              (REST, "mean([w for w in working if w < max(working)])"), mean=mean),
-        Slip("With one rank there are no others: its share is 0.",
+        Slip("With one rank there are no others: the straggler share is 0.",
              (" if len(working) > 1 else 0.0", "")),
-        Slip(f"Return a verdict and its shares: a string, and a dict of {', '.join(NAMES)}.",
+        Slip(f"Return the verdict, a string, and its shares, a dict of {', '.join(NAMES)}.",
              (SHARES, "verdict"), (SHARES, "shares"), (f"return {SHARES}", SHARES),
              (f"return {SHARES}", 'return shares, (verdict if shares[verdict] >= 0.25 else '
                                   '"healthy")')),
         Slip("Keep the first lines of the stub: timelines without a step must raise a ValueError, "
-             "and not give a verdict.",
+             "not give a verdict.",
              ("raise ValueError(", 'return "healthy", dict.fromkeys(("loader-bound", '
               '"communication-bound", "straggler"), 0.0), ('),
              ("raise ValueError(", 'return "healthy", dict.fromkeys(("loader-bound", '
@@ -132,9 +136,9 @@ DIAGNOSE = Proof(
     ), hints=(
         "Cut each timeline with steps_of. Measure four things in every step of every rank: length, "
         "loading, exposed communication, computing. Take the median step of each rank.",
-        "Loading: the mean over ranks. Exposed communication: the least, since the other ranks "
-        "only wait for somebody. Straggler: the largest computing + loading, minus the mean of the "
-        "others. Divide each by the length of a step.",
+        "Loading: the mean over ranks. Exposed communication: the minimum, since the other ranks "
+        "also wait for a slower one. Straggler: the largest computing + loading, minus the mean of "
+        "the others. Divide each by the length of a step.",
         "medians(measure) = [median(measure(step) for step in s) for s in steps]; "
         "loading = medians(lambda s: exposed_communication(s, kind='loader')); the verdict is "
         "max(shares, key=shares.get) if that share is 0.25 or more, else 'healthy'.",

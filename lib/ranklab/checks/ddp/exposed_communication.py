@@ -94,29 +94,29 @@ EXPOSED = Proof(
           tuple(Events(f"a clock that began long ago, seed {seed}", _random(seed), tick=1.37e-5,
                        offset=100.0) for seed in range(20, 24)), oracle=by_gaps),
     mistakes=(
-        Slip("Leave out the time in which a compute event runs, on any lane.",
+        Slip("Don't count time in which a compute event runs on any lane.",
              (BARE, "running[kind]")),
-        Slip("That is the part that computing hides. Exposed is the other one.",
+        Slip("That is the hidden part, which overlaps with computing. Exposed time is the rest.",
              (BARE, 'running[kind] and running["compute"]')),
-        Slip("Both must hold: something of `kind` runs, and no computing does.",
+        Slip("Both conditions must hold: an event of `kind` is running, and no compute event is.",
              (BARE, 'running[kind] or not running["compute"]'), (BARE, 'not running["compute"]')),
-        Slip("Computing on other lanes hides as well: streams, backward's thread.",
+        Slip("Computing on any lane counts, including streams and backward's thread.",
              (EVENTS, 'for event in events if event.lane == "main" or event.kind == kind\n')),
-        Slip("Two transfers at the same time are one moment, which counts once.",
+        Slip("Where two transfers overlap, count the time once, not once per transfer.",
              ("+= time - last_time", "+= running[kind] * (time - last_time)")),
-        Slip("Where two run at the same time, transfers or kernels, the first end is not the end "
-             "of both: count how many run.",
+        Slip("When two transfers or kernels overlap, the first end does not end both: count how "
+             "many are running.",
              ("running[edge_kind] += change", "running[edge_kind] = change > 0")),
         Slip("First add the time up to this edge, then count what begins or ends there.",
              (ADDS + MOVES + COUNTS, COUNTS + ADDS + MOVES)),
-        Slip("last_time moves on at every edge, also where nothing is added, and at edges of other "
+        Slip("Update last_time at every edge, even where no time is added and at edges of other "
              "kinds.", (MOVES + COUNTS, f"{COUNTS}            last_time = time\n"),
              (ADDS + MOVES, f"{ADDS}            last_time = time\n"),
              (MOVES, "")),
-        Slip("Loading is no communication: count events of `kind` alone.",
+        Slip("Loading is not communication: count only events of `kind`.",
              (COUNTS, '        if edge_kind != "wait":\n            running[kind if edge_kind == '
                       '"loader" else edge_kind] += change\n')),
-        Slip("Waiting is no communication: count events of `kind` alone.",
+        Slip("Waiting is not communication: count only events of `kind`.",
              (COUNTS, '        if edge_kind in running or edge_kind == "wait":\n            '
                       'running[kind if edge_kind == "wait" else edge_kind] += change\n')),
         Slip("Waiting and loading don't count as computing.",
@@ -127,22 +127,23 @@ EXPOSED = Proof(
         Slip("Those are milliseconds; return seconds.",
              ("return exposed", "return 1000 * exposed")),
         Slip("Return the seconds.", ("return exposed", "exposed")),
-        Slip("Keep all digits: Python's floats have enough, float32 has not.",
+        Slip("Keep all digits: Python's floats are precise enough, float32 is not.",
              ("time - last_time", "float(torch.tensor(time) - torch.tensor(last_time))"),
              torch=torch),
-        Slip("Times are any numbers: go from one edge to the next, not from tick to tick.",
+        Slip("Times can be any numbers: go from one edge to the next, not from tick to tick.",
              tick_by_tick),
-        Slip("Do not round: times are any numbers.",
+        Slip("Do not round: times can be any numbers.",
              ("return exposed", "return round(exposed, 3)")),
-        Slip("A sum less another sum: but a kernel hides only what runs at the same time.",
+        Slip("You subtract one sum from another, but a kernel hides only what runs at the same "
+             "time.",
              difference_of_sums),
-        Slip("`events` is the caller's: sort a copy, sorted(events).",
+        Slip("`events` belongs to the caller: sort a copy with sorted(events).",
              ("    edges =", "    events.sort(key=lambda event: event.start)\n    edges =")),
     ), hints=(
         "Walk along the time axis and keep count of what is running. Things change only where an "
         "event starts or ends.",
-        "Sort all starts (+1) and ends (-1) by time. Between two of them: if transfers run, one or "
-        "more, and computing none, add the time between the two.",
+        "Sort all starts (+1) and ends (-1) by time. Between two neighbours, if at least one "
+        "transfer and no computing is running, add the time between them.",
         "edges = sorted((time, change, event.kind) for event in events for time, change in "
         "((event.start, 1), (event.end, -1))); running = {kind: 0, 'compute': 0}; for each edge: "
         "first add time - last_time if running[kind] and not running['compute'], then count.",

@@ -21,10 +21,12 @@ from ranklab.meter import Traffic
 SHAPES = ((12, 10), (8,), (1,), (5, 3, 3), (45,))
 COUNT = sum(torch.Size(shape).numel() for shape in SHAPES)  # 219: an odd number
 
-BACK = ("Does the result get back? DDP takes what the future holds: in .then(...) copy it into "
-        "bucket.buffer(), and return that buffer.")
-LIST = "A finished future's value() is a list of one tensor: take value()[0]; return the buffer."
-FUNCTION = "Give .then(...) a function, not what it returns: it is called when the sum is there."
+BACK = ("DDP uses what the future holds: in .then(...), copy the result into bucket.buffer() and "
+        "return that buffer.")
+LIST = ("A finished future's value() is a list with one tensor: use value()[0], and return the "
+        "buffer.")
+FUNCTION = ("Pass .then(...) a function, not the function's result: it is called when the sum is "
+            "ready.")
 OF_DDP = {  # what C++ says, as a regex of all of it: what it means here, and a hint
     ".*must return a torch.futures.Future.*": (
         "DDP wants a future, and gets something else",
@@ -63,7 +65,7 @@ def hook_on_groups(trial, hook, ranks, *grouping):
     expect("bucket" in names and names["bucket"].annotation in (dist.GradBucket,
                                                                 inspect.Parameter.empty),
            f"DDP refuses it: its parameters are {', '.join(map(str, names.values()))}",
-           "The second one must be called bucket, and annotated dist.GradBucket.")
+           "The second one must be named bucket; its annotation, if any, must be dist.GradBucket.")
     try:
         return on_groups(trial, hook, ranks, *grouping)
     except Mistake as mistake:  # DDP's own messages are of C++

@@ -98,66 +98,69 @@ POWER_SGD = Proof(
                  Matrix(12, 8, 2, 8, many=(3,)), Matrix(8, 5, 2, 5, is_strided=True)),
           (4,), (ALL, *GROUPS), oracle=in_one_place),
     mistakes=(
-        Slip("All-reduce both p and q, so that all ranks go on with the same.",
+        Slip("All-reduce both p and q, so that all ranks continue with the same values.",
              (SUM_P, ""), (SUM_Q, "")),
-        Slip("p is not made orthonormal: after its sum take torch.linalg.qr(p).Q.", (QR, "")),
-        Slip("qr comes after the sum: p must be orthonormal when target.mT @ p is taken.",
+        Slip("p is not orthonormal: take torch.linalg.qr(p).Q after the all-reduce of p.",
+             (QR, "")),
+        Slip("Call qr after the all-reduce of p: p must be orthonormal when you compute target.mT "
+             "@ p.",
              (f"{SUM_P}\n    {QR}", f"{QR}\n    {SUM_P}")),
-        Slip("The sum over ranks is in q: divide it by their number.", (DIVIDE, "")),
-        Slip("Compress matrix + error.", ("p = target", "p = matrix", "target.mT", "matrix.mT")),
-        Slip("Both products are of target, matrix + error.", ("p = target", "p = matrix"),
+        Slip("q holds the sum over ranks: divide it by the number of ranks.", (DIVIDE, "")),
+        Slip("Compress matrix + error, not matrix alone.",
+             ("p = target", "p = matrix", "target.mT", "matrix.mT")),
+        Slip("Both products use target, which is matrix + error.", ("p = target", "p = matrix"),
              ("target.mT", "matrix.mT")),
-        Slip("error = (matrix + error) - approximation: the old error is lost.",
+        Slip("The old error is lost: the new error is (matrix + error) - approximation.",
              (LEFT, "matrix - approximation")),
         Slip("The error is what the approximation leaves out; you keep nothing.",
              (LEFT, "0 * target")),
-        Slip("You keep all of matrix + error, also what the approximation has sent.",
+        Slip("You keep all of matrix + error, even what the approximation has already sent.",
              (LEFT, "target")),
         Slip("The error has the wrong sign: (matrix + error) - approximation.",
              (LEFT, "approximation - target")),
-        Slip("Return the new q, target.mT @ p, averaged: the next call goes on from there.",
+        Slip("Return the new q, which is the averaged target.mT @ p: the next call starts from it.",
              (RETURN, "return approximation, was", "p = target", "was = q\n    p = target")),
-        Slip("Return the averaged q, the same on all ranks.",
+        Slip("Return the averaged q, which is the same on all ranks.",
              (SUM_Q, f"own = q.clone()\n    {SUM_Q}", RETURN, "return approximation, own")),
-        Slip("The approximation that is taken off is made of q after its all-reduce, not before.",
+        Slip("Subtract the approximation that uses q after its all-reduce, not before.",
              (SUM_Q, f"own = q.clone()\n    {SUM_Q}", LEFT, "target - p @ own.mT")),
-        Slip("This sends whole matrices. All-reduce p and the new q, which are thin.",
+        Slip("This sends whole matrices. All-reduce p and the new q instead, which are thin.",
              ("p = target @ q", "mean = target.clone()", SUM_P,
               "dist.all_reduce(mean, group=group)", QR, "mean /= dist.get_world_size(group); "
               "p = torch.linalg.qr(mean @ q).Q", "target.mT", "mean.mT", SUM_Q, "", DIVIDE, "")),
-        Slip("matrix + error is a new tensor: do not write into the inputs.",
+        Slip("Don't write into the inputs: matrix + error makes a new tensor.",
              (TARGET, "target = matrix.add_(error)"), (TARGET, "target = error.add_(matrix)")),
-        Slip("Make a new q: the one that was given is the caller's.",
+        Slip("Make a new q: the one that you were given belongs to the caller.",
              ("q = target.mT @ p  # (m, r)", "q.copy_(target.mT @ p)")),
-        Slip(".T turns the order of all three dimensions around; .mT transposes each matrix.",
+        Slip(".T reverses the order of all three dimensions; .mT transposes each matrix.",
              ("target.mT", "target.T"), ("p @ q.mT", "p @ q.T")),
-        Slip("Divide by the number of ranks of the group: dist.get_world_size(group).",
+        Slip("Divide by the number of ranks in the group: dist.get_world_size(group).",
              ("get_world_size(group)", "get_world_size()")),
-        Slip("Pass `group` on to both all-reduces.",
+        Slip("Pass `group` to both all-reduces.",
              (SUM_P, "dist.all_reduce(p)", SUM_Q, "dist.all_reduce(q)"),
              (SUM_P, "dist.all_reduce(p)"), (SUM_Q, "dist.all_reduce(q)")),
         Slip("Pass `group` on to both all-reduces, and to dist.get_world_size.",
              (SUM_P, "dist.all_reduce(p)", SUM_Q, "dist.all_reduce(q)",
               "get_world_size(group)", "get_world_size()")),
-        Slip("All in the matrix's type: in float32 a double loses digits.",
+        Slip("Compute everything in the matrix's dtype: float32 loses digits of a double.",
              (TARGET, "target = (matrix + error).float()", "p = target @ q",
               "p = target @ q.float()"),
              (TARGET, "target = (matrix + error).float()", "p = target @ q",
               "p = target @ q.float()", RETURN,
               "approximation, q = approximation.to(matrix.dtype), q.to(matrix.dtype)\n    "
               f"{RETURN}", LEFT, "target.to(matrix.dtype) - approximation")),
-        Slip("p and q travel in the matrix's own type: float64 has twice the bytes.",
+        Slip("Send p and q in the matrix's own dtype: float64 needs twice the bytes.",
              (SUM_P, "p = p.double()\n    dist.all_reduce(p, group=group)\n    "
                      "p = p.to(matrix.dtype)"),
              (SUM_Q, "q = q.double()\n    dist.all_reduce(q, group=group)\n    "
                      "q = q.to(matrix.dtype)")),
-        Slip("Columns of p may be zero, and 0 / 0 is NaN. torch.linalg.qr(p).Q is orthonormal "
-             "even there, and where columns are nearly alike.",
+        Slip("Columns of p can be zero, and 0 / 0 is NaN. torch.linalg.qr(p).Q is orthonormal even "
+             "then, or if columns are nearly equal.",
              (QR, "p = torch.linalg.qr(p / p.norm(dim=-2, keepdim=True)).Q")),
-        Slip("A column divided by its length is not orthogonal to the others: "
+        Slip("Dividing a column by its length does not make it orthogonal to the others: use "
              "torch.linalg.qr(p).Q.", (QR, "p = p / p.norm(dim=-2, keepdim=True).clamp(1e-9)")),
-        Slip("All matrices go through one product and one all-reduce together: matmul, .mT and qr "
-             "take several at once.",
+        Slip("Process all matrices together, with one all-reduce for all of them: matmul, .mT and "
+             "qr work on batches.",
              (TARGET, "if matrix.dim() == 3:\n        every = [power_sgd(*one, group) for one in "
               "zip(matrix, q, error)]\n        return tuple(torch.stack(parts) for parts in "
               f"zip(*every))\n    {TARGET}")),
@@ -166,10 +169,10 @@ POWER_SGD = Proof(
                                                    f"{LEFT}, q"),
              (f"{RETURN}, {LEFT}", RETURN)),
     ), hints=(
-        "Compress matrix + error. Two products, two all-reduces, and what is left is the new "
-        "error.",
+        "Compress matrix + error with two products and two all-reduces. What is left over is the "
+        "new error.",
         "p = target @ q, all-reduced, then made orthonormal by torch.linalg.qr(p).Q. q = target.mT "
-        "@ p, all-reduced and divided by the ranks. The gradient is p @ q.mT.",
+        "@ p, all-reduced and divided by the number of ranks. The gradient is p @ q.mT.",
         "After the second all-reduce: q /= dist.get_world_size(group); approximation = p @ q.mT; "
         "return approximation, q, target - approximation",
     ))

@@ -28,7 +28,7 @@ def _step_ms():
 PREDICTIONS = (
     Prediction(
         "efficiency_percent", solution="100 * 0.80 / (4 * 0.25)", unit="%",
-        hint="How many times as fast was it, and how many times as fast would have been ideal?",
+        hint="What was the speed-up, and what would the ideal speed-up have been?",
         answer=lambda: 100 * scaling_efficiency({1: 0.80, 4: 0.25}, "strong")[4],
         mistakes={320: "that is the speed-up, 3.2 times, in percent; it took 4 GPUs",
                   3.2: "that is the speed-up; efficiency is the speed-up per GPU",
@@ -39,27 +39,29 @@ PREDICTIONS = (
     ),
     Prediction(
         "exposed_step_ms", solution="300 + (160 - 80)", unit="ms", answer=_step_ms,
-        hint="Draw it on a line of time: when do the transfers begin, and when do they end?",
+        hint="Draw a timeline: when do the transfers begin, and when do they end?",
         mistakes={460: "half of the transfers go on while backward does",
                   300: "only 80 of the 160 ms are hidden: then backward is over",
                   220: "that is where the transfers begin"},
-        why="Half of it is hidden. With half the bytes nearly all of it would be. Only the last "
-            "bucket is always exposed, because it is full when backward ends.",
+        why=("Half of it is hidden. With half the bytes, nearly all of it would be. Only the last "
+             "bucket is always exposed, because it isn't full until backward ends."),
     ),
     Prediction(
         "fp16_megabytes", solution="2 * 3 / 4 * 25.6 * 2", unit="MB",
-        hint="How large is the gradient now, and what share of its size does a ring send?",
+        hint=("How large is the gradient now, and what multiple of its size does a rank send in a "
+              "ring?"),
         answer=lambda: best_sent_bytes("all_reduce", 2 * RESNET, 4) / 1e6,
         mistakes={153.6: "that is float32, 4 bytes a number",
                   51.2: "that is the gradient's size; a ring sends 2 (R-1)/R of it",
                   38.4: "a reduce-scatter and an all-gather: twice (R-1)/R",
                   102.4: "2 (R-1)/R is 1.5 on 4 ranks, not 2", 614.4: "bits, not bytes"},
-        why="Half of what float32 sends, whatever the ranks; the sum is made in float16 too.",
+        why=("Half of what float32 sends, for any number of ranks; but the sum is computed in "
+             "float16 as well."),
     ),
     Prediction(
         "top_k_megabytes", solution="3 * 0.01 * 25.6 * (4 + 4)", unit="MB",
-        hint="How many bytes are the picks of one rank? And the picks of how many ranks does a "
-              "rank pass on?",
+        hint=("How many bytes do one rank's picks take? And how many ranks' picks does a rank pass "
+              "on?"),
         answer=lambda: top_k_bytes(RESNET, 0.01, 4) / 1e6,
         mistakes={3.072: "values alone: nobody would know where they belong",
                   2.048: "that is what one rank picks; a rank passes on the picks of three",
@@ -72,8 +74,8 @@ PREDICTIONS = (
     Prediction(
         "top_k_break_even", solution="1 / 0.01", unit="ranks", answer=_break_even,
         tolerance=0,
-        hint="Write down both for R ranks: an all-gather of the picks, an all-reduce of "
-              "everything.",
+        hint=("Write down both costs for R ranks: an all-gather of the picks, and an all-reduce of "
+              "everything."),
         mistakes={101: "with 101 ranks it sends more already; with how many exactly as much?",
                   99: "with 99 ranks it still sends less; with how many exactly as much?",
                   50: "2 numbers for each pick, yes; but all-reduce sends every number twice as "
@@ -90,6 +92,7 @@ PREDICTIONS = (
         mistakes={819.2: "that is rank 1", 1024: "that is p alone; rank 4, and q as well",
                   256: "that is p alone, 4096 x 4; q is 1024 x 4",
                   0.00488: "upside down: how many times less?"},
-        why="And a matrix of 64 x 64 only 8 times: thin matrices pay where matrices are large.",
+        why=("For a 64 x 64 matrix it is only 8 times: thin matrices pay off where matrices are "
+             "large."),
     ),
 )  # fmt: skip

@@ -63,42 +63,46 @@ EFFICIENCY = Proof(
           (Measured({1: 1.0, 2: 1.0}, "string"),
            *(Measured(seconds, "strong") for seconds in NO_MEASUREMENTS)), oracle=by_throughput),
     mistakes=(
-        Slip("Return the fraction: 1 is perfect.", (EACH, f"100 * {EACH}")),
-        Slip("Strong scaling: that is the speed-up. The efficiency is the speed-up per rank that "
-             "was added.", (EACH, "seconds[base] / seconds[ranks]")),
-        Slip("In weak scaling each rank keeps its batch, so perfect is the same time, whatever the "
-             "ranks.", (SHARE, "base / ranks")),
+        Slip("Return a fraction, not a percentage: 1 is perfect.", (EACH, f"100 * {EACH}")),
+        Slip("That is the speed-up. In strong scaling, the efficiency is the speed-up divided by "
+             "how many times more ranks there are.", (EACH, "seconds[base] / seconds[ranks]")),
+        Slip("In weak scaling each rank keeps its batch size, so the perfect time is the same for "
+             "any number of ranks.", (SHARE, "base / ranks")),
         Slip("The two kinds are swapped: in strong scaling R ranks should need base/R of the time, "
              "in weak scaling the same time.", (SHARE, '1 if kind == "strong" else base / ranks')),
-        Slip("Slower steps must give a smaller efficiency: it is upside down.",
+        Slip("Slower steps must give a lower efficiency: your fraction is upside down.",
              (EACH, "seconds[ranks] / (perfect[ranks] * seconds[base])")),
-        Slip("More ranks should take less time, base/R of it, and not R times as long.",
+        Slip("In strong scaling, more ranks should take less time: base/R of it, not R/base times "
+             "as long.",
              (SHARE, 'ranks / base if kind == "strong" else 1')),
-        Slip("More than 1 can be right: each rank's part got smaller, and may fit into a cache "
-             "now. Do not cut it off.", (EACH, f"min(1.0, {EACH})")),
-        Slip("Do not round: leave that to the line that prints it.",
+        Slip("An efficiency above 1 can be right: each rank's part is smaller and may now fit into "
+             "a cache. Do not clip it.", (EACH, f"min(1.0, {EACH})")),
+        Slip("Do not round: leave that to the code that prints it.",
              (EACH, f"round({EACH}, 2)"), (EACH, f"round({EACH}, 3)")),
-        Slip("The base is there, too, with an efficiency of 1.", (RANKS, f"{RANKS}[1:]")),
-        Slip("Return a dict: {ranks: efficiency}, with all the ranks that were given.",
+        Slip("The base belongs in the result as well, with an efficiency of 1.",
+             (RANKS, f"{RANKS}[1:]")),
+        Slip("Return a dict, {ranks: efficiency}, with all the ranks that were given.",
              ("return {ranks: ", "return {"), (f"return {{ranks: {EACH}", f"return [{EACH}",
                                                "sorted(seconds)}", "sorted(seconds)]")),
-        Slip("Nobody measured on one rank here: take the fewest ranks there are, min(seconds), as "
-             "the base.", (BASE, "base = 1")),
-        Slip("The base is the fewest ranks, min(seconds), whatever the order.",
+        Slip("There is no measurement on one rank here: use the fewest ranks there are, "
+             "min(seconds), as the base.", (BASE, "base = 1")),
+        Slip("The base is the fewest ranks, min(seconds), whatever the order of the keys.",
              (BASE, "base = next(iter(seconds))")),
-        Slip("The first key is no base: take min(seconds), and go through sorted(seconds).",
+        Slip("The first key need not be the base: use min(seconds), and go through "
+             "sorted(seconds).",
              (BASE, "base = next(iter(seconds))", RANKS, "for ranks in seconds")),
         Slip("The base is the fewest ranks, min(seconds), not the most.",
              (BASE, "base = max(seconds)")),
-        Slip("Perfect would be base/R of the time on the fewest ranks, not 1/R of it.",
+        Slip("A perfect time is base/R of the time on the fewest ranks, not 1/R of it.",
              ("base / ranks if", "1 / ranks if")),
-        Slip("R need not be a multiple of the base: base / R, and no whole numbers.",
+        Slip("R need not be a multiple of the base: use base / R, not integer division.",
              ("base / ranks if", "1 / (ranks // base) if"), ("base / ranks if",
                                                              "1 / round(ranks / base) if")),
-        Slip("In the order of ranks, for tables and curves: go through sorted(seconds).",
+        Slip("Return the entries in order of ranks, for tables and curves: go through "
+             "sorted(seconds).",
              ("in sorted(seconds)", "in seconds"),
              ("in sorted(seconds)", "in sorted(seconds, key=seconds.get)")),
-        Slip("`seconds` is the caller's: make a new dict.",
+        Slip("`seconds` belongs to the caller: make a new dict.",
              ("    perfect =", "    start = seconds[base]\n    perfect =",
               f"return {{ranks: {EACH} {RANKS}}}",
               "for ranks in seconds:\n        seconds[ranks] = perfect[ranks] * start / "
@@ -106,13 +110,13 @@ EFFICIENCY = Proof(
              ("    perfect =", "    start = seconds.pop(base)\n    seconds = seconds | {base: "
               "start}\n    perfect =")),
         Slip("Keep the first lines of the stub: a call that makes no sense must raise a "
-             "ValueError, and not return a number.",
+             "ValueError, not return a number.",
              (KNOWN, "kind is None"), (TIMES, ""), ("min(seconds) < 1 or ", ""),
              ("<= 0", "< 0")),
     ), hints=(
-        "Efficiency is what you got over what would be perfect. What would be perfect?",
+        "Efficiency is what you got divided by what would be perfect. What would be perfect?",
         "Strong: base/R of the base's time. Weak: the base's time. The base is min(seconds), the "
-        "fewest ranks that anybody measured.",
+        "fewest ranks that were measured.",
         "base = min(seconds); perfect = base / ranks if kind == 'strong' else 1; the efficiency is "
-        "perfect * seconds[base] / seconds[ranks]. Raise a ValueError for another kind, first.",
+        "perfect * seconds[base] / seconds[ranks]. First raise a ValueError for any other kind.",
     ))

@@ -118,46 +118,53 @@ TOP_K = Proof(
     Stage("over 50 steps all that is not sent is still there", _see_steps, ("50 steps",),
           oracle=by_sorting),
     mistakes=(
-        Slip("Largest in size: -5 counts as 5. Take topk of .abs().", (".abs()", "")),
-        Slip("Largest in size, not smallest: topk without largest=False.",
+        Slip("Take the largest by absolute value: -5 counts as 5. Use topk of .abs().",
+             (".abs()", "")),
+        Slip("Take the largest by absolute value, not the smallest: use topk without "
+             "largest=False.",
              ("target.numel()))", "target.numel()), largest=False)")),
-        Slip("Add the error first, and choose then.",
+        Slip("Add the error first, then choose.",
              ("target.abs().topk", "gradient.flatten().abs().topk")),
         Slip("Choose from gradient + error, not from the error alone.",
              ("target.abs().topk", "error.flatten().abs().topk")),
-        Slip("abs() is for choosing only: what is sent has its sign.",
+        Slip("Use abs() only to choose: the values that are sent keep their signs.",
              (VALUES, "values = target.abs()[indices]")),
-        Slip("What was left before must be sent as well: values of gradient + error.",
+        Slip("What was left over before must be sent as well: take the values from gradient + "
+             "error.",
              (VALUES, "values = gradient.flatten()[indices]")),
-        Slip("What is sent must not be kept as well. (flatten() of a tensor that is not contiguous "
-             "is a copy.)", (ZEROS, ""),
+        Slip("What is sent must not stay in the error. (flatten() of a non-contiguous tensor is a "
+             "copy.)", (ZEROS, ""),
              (FLAT, "whole = gradient + error\n    target = whole.flatten()", LEFT, "whole")),
         Slip("What is not sent must be kept.", (LEFT, "torch.zeros_like(error)"),
              torch=torch),
-        Slip("The old error is lost: the new one is gradient + error, with 0 where it is sent.",
+        Slip("The old error is lost: the new error is gradient + error, with 0 at the entries that "
+             "are sent.",
              (LEFT, f"{LEFT} - error"), (LEFT, "gradient.flatten().index_fill(0, indices, 0)"
                                                ".view(gradient.shape)")),
-        Slip("The gradient is lost: the new error is gradient + error, with 0 where it is sent.",
+        Slip("The gradient is lost: the new error is gradient + error, with 0 at the entries that "
+             "are sent.",
              (LEFT, "error.flatten().index_fill(0, indices, 0).view(gradient.shape)")),
-        Slip("values are a copy only if you index with indices; read them before you write zeros.",
+        Slip("Read the values before you write the zeros: target[indices] copies what is there at "
+             "that moment.",
              (f"{VALUES}\n{ZEROS}", f"{ZEROS[4:]}    {VALUES}\n")),
-        Slip("gradient + error is a new tensor: do not write into the inputs.",
+        Slip("Don't write into the inputs: gradient + error makes a new tensor.",
              ("(gradient + error)", "gradient.add_(error)"),
              ("(gradient + error)", "error.add_(gradient)"),
              (FLAT, "target = gradient.add_(error).flatten().clone()"),
              (FLAT, "target = error.add_(gradient).flatten().clone()")),
-        Slip("Never more than there are: min(k, n).", ("min(k, target.numel())", "k")),
+        Slip("Never take more entries than there are: min(k, n).", ("min(k, target.numel())", "k")),
         Slip("The error has the gradient's shape.", (LEFT, "target")),
-        Slip("A gradient may be transposed, or have steps: .flatten() or .reshape() copies where "
-             ".view can't.", ("(gradient + error).flatten()", "gradient.view(-1) + error.view(-1)"),
+        Slip("A gradient may be transposed or strided: .flatten() and .reshape() copy where "
+             ".view() fails.",
+             ("(gradient + error).flatten()", "gradient.view(-1) + error.view(-1)"),
              ("(gradient + error).flatten()", "(gradient + error).view(-1)")),
-        Slip("Keep the type: in float32 bits of float64 are lost, and 16 bits become 32.",
+        Slip("Keep the dtype: float32 loses bits of float64, and turns 16 bits into 32.",
              ("(gradient + error).flatten()", "(gradient + error).float().flatten()")),
-        Slip("values and error have the gradient's type: cast back what you computed in another "
-             "one.", ("(gradient + error).flatten()", "(gradient.double() + error.double())"
+        Slip("values and error have the gradient's dtype: cast back what you computed in another "
+             "dtype.", ("(gradient + error).flatten()", "(gradient.double() + error.double())"
                                                       ".flatten()")),
-        Slip("topk gives k entries also where entries are 0, or equally large; a threshold does "
-             "not.", (CHOICE, "(target.abs() >= target.abs().sort().values[-min(k, target.numel())"
+        Slip("topk gives exactly k entries even if some are 0 or tied; a threshold does not.",
+             (CHOICE, "(target.abs() >= target.abs().sort().values[-min(k, target.numel())"
                               "]).nonzero().flatten()"),
              (CHOICE, "(target.abs() > target.abs().sort(descending=True).values[min(k, "
                       "target.numel() - 1)]).nonzero().flatten()")),
@@ -173,9 +180,9 @@ TOP_K = Proof(
                                                                    "indices"),
              (RETURN, "return values, indices")),
     ), hints=(
-        "First add what was left before. Then choose, send, and keep the others.",
-        "target = (gradient + error).flatten(); the places come from target.abs().topk(k).indices, "
-        "the values from target. k may be more than there is.",
+        "First add what was left over before. Then choose what to send, and keep the rest.",
+        "target = (gradient + error).flatten(); the indices are target.abs().topk(k).indices, and "
+        "the values come from target. k can be larger than the number of entries.",
         "indices = target.abs().topk(min(k, target.numel())).indices; values = target[indices]; "
         "target[indices] = 0; return values, indices, target.view(gradient.shape)",
     ))

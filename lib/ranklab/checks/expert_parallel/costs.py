@@ -66,41 +66,45 @@ TRAFFIC = Proof(
     Stage("ranks that do not divide the experts are a ValueError", _see_refusal, (Rows(4, 6, 8),),
           oracle=row_by_row),
     mistakes=(
-        Slip("A row for an expert of its own rank is not sent.", (OFF, "pass")),
-        Slip("In backward the gradient of each row takes the way back: twice as much.",
+        Slip("A row whose expert is on its own rank is not sent.", (OFF, "pass")),
+        Slip("In backward, the gradient of each row travels the reverse way, which doubles the "
+             "bytes.",
              (BYTES, BYTES.replace("2 * ", ""))),
-        Slip("This is the way there alone. A row comes back, and in backward its gradient goes "
-             "both ways, too.", (BYTES, "row_bytes * rows")),
-        Slip("This is the way there, forward and backward. A row comes back, too.",
+        Slip("This counts only the way there. Each row also comes back, and in backward its "
+             "gradient goes both ways.", (BYTES, "row_bytes * rows")),
+        Slip("This counts only the way there, in forward and backward. Each row also comes back.",
              (BYTES, "2 * row_bytes * rows")),
-        Slip("What went from r to s comes back from s to r: the matrix turned round, rows.T.",
+        Slip("What went from r to s comes back from s to r: that is the transposed matrix, rows.T.",
              (BYTES, "4 * row_bytes * rows")),
-        Slip("These are rows, not bytes: times row_bytes.", (BYTES, "2 * (rows + rows.T)")),
-        Slip("Row r is what rank r sends, there and back. This is what it gets on the way there.",
+        Slip("These are rows, not bytes: multiply by row_bytes.", (BYTES, "2 * (rows + rows.T)")),
+        Slip("Row r is what rank r sends, there and back. This is what it receives on the way "
+             "there.",
              (BYTES, "2 * row_bytes * rows.T"), (BYTES, "row_bytes * rows.T"),
              (BYTES, "4 * row_bytes * rows.T")),
-        Slip("Rank 0 has the first E/R experts, rank 1 the next ones: they are not dealt in turns.",
+        Slip("Rank 0 has the first E/R experts, and rank 1 the next E/R: they are not dealt out in "
+             "turn.",
              (ROWS, "counts.unflatten(1, (-1, R)).sum(1)")),
-        Slip("`counts` may be a view, and view() takes no tensor that lies otherwise: unflatten or "
+        Slip("`counts` may be a non-contiguous view, and view() fails on those: use unflatten or "
              "reshape.", (ROWS, "counts.view(R * R, -1).sum(-1).view(R, R)")),
-        Slip("Add up over the experts of a rank, not over the ranks.",
+        Slip("Sum over the experts of each rank, not over the ranks.",
              (ROWS, "counts.unflatten(1, (R, -1)).sum(0).sum(-1).repeat(R, 1)")),
-        Slip("Bytes are whole numbers: int64.", (BYTES, "2.0 * row_bytes * (rows + rows.T)")),
-        Slip("int32 ends at 2**31, and bytes soon get there: add up in int64.",
+        Slip("Bytes are whole numbers: use int64.", (BYTES, "2.0 * row_bytes * (rows + rows.T)")),
+        Slip("int32 ends at 2**31, and bytes soon get there: sum in int64.",
              (ROWS, ROWS.replace("sum(-1)", "sum(-1, dtype=counts.dtype)"))),
-        Slip("float32 has 24 bits, and bytes need more: whole numbers, in int64.",
+        Slip("float32 has only 24 bits of precision, and byte counts need more: use whole numbers, "
+             "in int64.",
              (ROWS, ROWS.replace("counts", "counts.float()"), f"return {BYTES}",
               f"return ({BYTES}).long()")),
-        Slip("This is one number. Return what each rank sends each, (R, R).",
+        Slip("This is a sum. Return what each rank sends to each rank, (R, R).",
              (BYTES, f"({BYTES}).sum()"), (BYTES, f"({BYTES}).sum(1)")),
         Slip("`counts` is an argument: work on a copy.",
              (OFF, f"{OFF}\n    counts *= 0"), (OFF, f"{OFF}\n    counts.fill_diagonal_(0)")),
-        Slip("Ranks that do not divide the experts are a ValueError.",
+        Slip("Raise ValueError if the number of ranks does not divide the experts.",
              ("    if E % R:", "    if False:"),
              ("    if E % R:", "    if E < R:"), ("raise ValueError(", "raise RuntimeError(")),
     ), hints=(
-        "Which rank has expert e, and which way does a row take in backward?",
-        "rows[r, s]: counts[r] added up over the experts of rank s, with zeros where r is s.",
+        "Which rank has expert e, and which way does a row's gradient travel in backward?",
+        "rows[r, s] is counts[r] summed over the experts of rank s, with zeros where r equals s.",
         "rows = counts.unflatten(1, (R, -1)).sum(-1), without its diagonal; 2 * row_bytes * "
         "(rows + rows.T)",
     ))
@@ -110,12 +114,12 @@ TRAFFIC = Proof(
 
 MOST, CROSSED = 1.1, 0.95  # times the mean load; times what experts in order of load must reach
 COPIES = ("An expert with more than a rank's share needs copies: give each free slot to the expert "
-          "whose copies have the highest load. Then place the heaviest first, each on the emptiest "
-          "rank.")
+          "whose copies have the highest load. Then place experts heaviest first, each on the "
+          "emptiest rank.")
 TOGETHER = ("Experts that are often chosen together belong on one node. Choose the node first, by "
             "how often its experts are chosen with this one.")
-LISTS = "A list of experts for each rank; all slots are filled."
-AT_LEAST = "Each expert at least once, whatever its load."
+LISTS = "Return a list of experts for each rank, with all slots filled."
+AT_LEAST = "Place each expert at least once, whatever its load."
 
 
 def trace(seed, n_experts=32, k=4, tokens=4096):
@@ -176,7 +180,7 @@ def _is_plan(where, plan, E, R, slots):
            f"{where}: not {R} lists of {slots}", LISTS)
     placed = [e for each in plan for e in each]
     expect(set(placed) <= set(range(E)), f"{where}: {sorted(set(placed) - set(range(E)))[:3]} are "
-           "no experts", f"Whole numbers from 0 to {E - 1}.")
+           "no experts", f"An expert is a whole number from 0 to {E - 1}.")
     missing = sorted(set(range(E)) - set(placed))
     expect(not missing, f"{where}: experts {missing[:6]} stand nowhere", AT_LEAST)
 
@@ -193,9 +197,8 @@ PLACE = Exercise(
         Slip(LISTS, (PLAN, f"torch.tensor({PLAN})")),
     ), hints=(
         "What can be done with an expert whose load alone is more than a rank's share?",
-        "First the copies: each free slot goes to the expert whose copies have the highest load. "
-        "Then nodes, then the ranks of a node; always the heaviest first.",
-        "Of the nodes that are nearly as empty, take the one whose experts are chosen together "
-        "with this one most often: one_hot(chosen).sum(1), and its transpose times itself, counts "
-        "that.",
+        "First make copies: each free slot goes to the expert whose copies have the highest load. "
+        "Then fill nodes, then each node's ranks, always heaviest expert first.",
+        "Among the nearly emptiest nodes, take the one whose experts are chosen together with this "
+        "one most often. With m = one_hot(chosen).sum(1), m.T @ m counts that.",
     ))

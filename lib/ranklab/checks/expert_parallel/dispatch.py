@@ -14,9 +14,10 @@ from ranklab.expert_parallel import combine_tokens, dispatch_tokens
 from ranklab.expert_parallel.dispatch import all_to_all_rows
 from ranklab.meter import Traffic
 
-GROUP = ("Pass `group` on to every collective and to get_world_size: other ranks of the world are "
-         "no part of it.")
-PLACE = "The token of place p in chosen.flatten() is p // k, and k is its second dimension."
+GROUP = ("Pass `group` to every collective and to get_world_size: other ranks of the world are not "
+         "in it.")
+PLACE = ("Index p of chosen.flatten() belongs to token p // k, where k is the second dimension of "
+         "`chosen`.")
 
 CASES = Tokens("float32", 3, EVEN), Tokens("bfloat16", 3, RING), Tokens("float32", 2, NONE)
 
@@ -103,87 +104,94 @@ DISPATCH = Proof(
           _see_dispatch, CASES, (4,), (ALL, *GROUPS),
           oracle=all_tokens_everywhere),
     mistakes=(
-        Slip("Return rows, Sent(order, to, came, by_expert, counts).",
+        Slip("Return a tuple: (rows, Sent(order, to, came, by_expert, counts)).",
              (f"return rows[by_expert], {SENT}", "return rows[by_expert]"),
              (SENT, "None"), (SENT, "Sent"), (f"return rows[by_expert], {SENT}",
                                               f"return {SENT}, rows[by_expert]")),
-        Slip("A choice of -1 is no expert's: leave it out of `order`.",
+        Slip("A choice of -1 means no expert: leave it out of `order`.",
              (ORDER, "flat.argsort(stable=True)"),
              (ORDER, "flat.argsort(stable=True)",
               "flat[order].bincount", "flat[flat >= 0].bincount")),
-        Slip("`chosen` is an argument, and flatten() may be a view of it: write into a copy.",
+        Slip("`chosen` is an argument, and flatten() may return a view of it: write into a copy.",
              (f"order = {ORDER}", "flat[flat < 0] = n_experts\n"
               "    order = flat.argsort(stable=True)[:(flat < n_experts).sum()]"),
              ("return rows[by", "chosen.copy_(chosen.sort(-1).values)\n    return rows[by")),
         Slip("`x` is an argument: work on a copy.",
              ("return rows[by", "x.data.zero_()\n    return rows[by")),
-        Slip("Sort the choices by expert: then the rows for one rank lie together.",
+        Slip("Sort the choices by expert, so that the rows for one rank are together.",
              (ORDER, "(flat >= 0).nonzero().flatten()")),
-        Slip("Expert 0 comes first in `order`, the last one last.",
+        Slip("In `order`, expert 0 comes first and the last expert comes last.",
              (ORDER, "flat.argsort(descending=True, stable=True)[:(flat >= 0).sum()]")),
-        Slip("Choices of one expert keep their order in `order`: argsort(stable=True).",
+        Slip("Choices of the same expert must stay in sequence in `order`: use "
+             "argsort(stable=True).",
              (ORDER, ORDER.replace("stable=True", ""))),
         Slip(PLACE, ("x[order // k]", "x[order % k]"), ("x[order // k]", "x[order % len(x)]"),
              ("x[order // k]", "x[order // 2]"), ("x[order // k]", "x[order]"),
              ("x[order // k]", "x[order // n_experts]")),
-        Slip("Rows travel in the type of x: no float().",
+        Slip("Send the rows in the dtype of x: no float().",
              ("x[order // k]", "x.float()[order // k]")),
-        Slip("Count all experts, also those that no token here has chosen: minlength=n_experts.",
+        Slip("Count all experts, even those that no token here has chosen: minlength=n_experts.",
              ("bincount(minlength=n_experts)", "bincount()")),
-        Slip("How many rows come is what the other ranks send, and only they know: first an "
-             "all-to-all of the counts.", (ASK, "received = counts.clone()")),
-        Slip("Loads are uneven: count the rows for each rank, and ask for those from each.",
+        Slip("Only the other ranks know how many rows they will send here: exchange the counts "
+             "first, with an all-to-all.", (ASK, "received = counts.clone()")),
+        Slip("Loads are uneven: count the rows that go to each rank, and find out how many come "
+             "from each.",
              (SIZES, "to = came = [len(order) // R] * R")),
-        Slip("`to` and `came` are exchanged: to[r] rows go to rank r, came[r] come from it.",
+        Slip("`to` and `came` are swapped: to[r] rows go to rank r, and came[r] rows come from it.",
              (SENT, SENT.replace("to, came", "came, to")),
              (TRAVEL, TRAVEL.replace("to, came", "came, to"))),
-        Slip("The rows come sorted by rank. rows[by_expert] sorts them by expert.",
+        Slip("The rows arrive sorted by rank. rows[by_expert] sorts them by expert.",
              ("return rows[by_expert]", "return rows")),
-        Slip("by_expert leaves the rows in the order of ranks. Of what comes, each rank's rows lie "
-             "together, sorted by expert: their experts are arange(E // R).repeat(R), each as "
-             "often as it is counted.",
+        Slip("by_expert leaves the rows in rank order. Each rank's rows arrive together, sorted by "
+             "expert: their experts are arange(E // R).repeat(R), each repeated as often as its "
+             "count says.",
              (EXPERT, EXPERT.replace(".repeat(R)", ".repeat_interleave(R)")),
              (BY_EXPERT, "torch.arange(len(expert), device=x.device)")),
-        Slip("Each rank sends E/R counts, so what comes has the experts arange(E // R), R times.",
+        Slip("Each rank sends E/R counts, so the received counts are for the experts arange(E // "
+             "R), R times.",
              (EXPERT, EXPERT.replace("n_experts // R", "R", 1).replace("repeat(R)",
                                                                       "repeat(n_experts // R)"))),
-        Slip("by_expert puts the last expert of this rank first.",
+        Slip("by_expert puts this rank's last expert first.",
              (BY_EXPERT, BY_EXPERT.replace("stable", "descending=True, stable"))),
-        Slip("by_expert changes the order of one expert's rows: expert.argsort(stable=True).",
+        Slip("by_expert changes the order of rows within one expert: use "
+             "expert.argsort(stable=True).",
              (BY_EXPERT, "expert.argsort()"),
              (BY_EXPERT, "(expert * len(expert) - torch.arange(len(expert))).argsort()")),
-        Slip("by_expert is the order that sorts what came, so that rows = came[by_expert]. This is "
-             "its inverse.", (SENT, SENT.replace("by_expert", "by_expert.argsort()")),
+        Slip("This is the inverse. by_expert is the order that sorts the received rows by expert, "
+             "as in rows[by_expert].", (SENT, SENT.replace("by_expert", "by_expert.argsort()")),
              (BY_EXPERT, f"{BY_EXPERT}.argsort()")),
-        Slip("counts are of the rows that come to this rank's experts, not of those that it sends.",
+        Slip("counts must count the rows that this rank's experts receive, not those that the rank "
+             "sends.",
              (SENT, SENT.replace("received.view(R, -1).sum(0)", "counts")),
              (SENT, SENT.replace("received", "counts")),
              (SENT, SENT.replace("received.view(R, -1).sum(0)",
                                  "counts.view(R, -1)[dist.get_rank(group)]"))),
-        Slip("counts has one number for each expert of this rank: add up over ranks.",
+        Slip("counts has one number for each expert of this rank: sum over the sending ranks.",
              (SENT, SENT.replace("sum(0)", "sum(1)")),
              (SENT, SENT.replace(".view(R, -1).sum(0)", ""))),
-        Slip("order and by_expert are tensors, to and came lists of numbers, counts a tensor or a "
-             "list.", (SENT, "Sent(order.tolist(), to, came, by_expert.tolist(), "
+        Slip("order and by_expert must be tensors, to and came lists of numbers, and counts a "
+             "tensor or a list.", (SENT, "Sent(order.tolist(), to, came, by_expert.tolist(), "
                              "received.view(R, -1).sum(0))"),
              (SENT, "Sent(order, received.new_tensor(to), received.new_tensor(came), by_expert, "
                     "received.view(R, -1).sum(0))")),
-        Slip("Autograd must know the way back: AllToAll.apply, of rows of x without detach().",
+        Slip("Autograd must know the way back: use AllToAll.apply on rows of x, without detach().",
              (TRAVEL, TRAVEL.replace("AllToAll.apply", "all_to_all_rows")),
              ("x[order // k]", "x.detach()[order // k]"), all_to_all_rows=all_to_all_rows),
         Slip("One all-to-all of counts is enough.", (ASK, f"{ASK}\n    {ASK}")),
-        Slip("All tokens go to all ranks. An all-to-all sends a row only where its expert is.",
+        Slip("All tokens go to all ranks here. An all-to-all sends each row only to its expert's "
+             "rank.",
              all_tokens_everywhere),
-        Slip("Ranks that do not divide the experts are a ValueError, before anything is sent.",
+        Slip("Raise ValueError if the number of ranks does not divide the experts, before anything "
+             "is sent.",
              ("if n_experts % R:", "if False:")),
         Slip(GROUP, (ASK, "dist.all_to_all_single(received, counts)"),
              ("to, came, group)", "to, came, None)"),
              ("dist.get_world_size(group)", "dist.get_world_size()")),
     ), hints=(
-        "In which order must rows lie, so that one all-to-all can send them? And in which order "
-        "do they come?",
-        "Sort all choices by expert: experts of one rank are neighbours. Send the counts for each "
-        "expert first, by an all-to-all of their own. Then each rank knows what comes.",
+        "In which order must the rows be so that one all-to-all can send them? And in which order "
+        "do they arrive?",
+        "Sort all choices by expert, because one rank's experts are adjacent. First send the "
+        "counts for each expert in a separate all-to-all, so that each rank knows what to expect.",
         "received = empty_like(counts); dist.all_to_all_single(received, counts, group=group); "
         "to, came = (c.view(R, -1).sum(1).tolist() for c in (counts, received)); expert = "
         "arange(E // R).repeat(R).repeat_interleave(received); by_expert = its stable argsort",
@@ -245,56 +253,60 @@ COMBINE = Proof(
           _see_combine, (*CASES, Tokens("bfloat16", 2, NONE)), (4,), (ALL, *GROUPS),
           oracle=by_a_matrix),
     mistakes=(
-        Slip("Rows go back in the order in which they came. Undo the sorting by expert first: "
-             "rows[sent.by_expert.argsort()].", (BACK, "rows")),
-        Slip("This sorts by expert once more. The argsort of by_expert undoes it.",
+        Slip("Rows must go back in the order in which they arrived. Undo the sorting by expert "
+             "first: rows[sent.by_expert.argsort()].", (BACK, "rows")),
+        Slip("This applies the sort by expert a second time. The argsort of by_expert undoes the "
+             "sort.",
              (BACK, "rows[sent.by_expert]")),
-        Slip("On the way back the sizes change places: sent.came[r] rows go to rank r, and "
-             "sent.to[r] come from it.", (HOME, HOME.replace("came, sent.to", "to, sent.came"))),
-        Slip("Nothing is sent: the outputs of other ranks' experts are for this rank's tokens.",
+        Slip("On the way back the sizes are swapped: sent.came[r] rows go to rank r, and "
+             "sent.to[r] rows come from it.",
+             (HOME, HOME.replace("came, sent.to", "to, sent.came"))),
+        Slip("Nothing is sent back: this rank's tokens need the outputs of experts on other ranks.",
              (HOME, "arrivals[: len(sent.order)]")),
-        Slip("Each row counts by its weight.", (WEIGHTED, "outputs")),
-        Slip("Row i that comes home belongs to place sent.order[i] of the weights.",
+        Slip("Multiply each row by its weight.", (WEIGHTED, "outputs")),
+        Slip("Returned row i has its weight at index sent.order[i] of the flattened weights.",
              (WEIGHTED, "outputs * weights.flatten()[: len(outputs), None]"),
              (WEIGHTED, "outputs * weights.flatten()[sent.order.argsort(), None]")),
-        Slip("Each choice has a weight of its own, not its token's first.",
+        Slip("Each choice has its own weight, not its token's first one.",
              (WEIGHTED, "outputs * weights[sent.order // k, 0, None]")),
-        Slip("Weights count as they are: nothing is divided by k or by their sum.",
+        Slip("Use the weights as they are: don't divide by k or by their sum.",
              (ADD, f"{ADD} / k"), (ADD, f"{ADD} / weights.sum(1, keepdim=True)")),
-        Slip("Multiply and add up in float32: the product is rounded to 16 bits.",
+        Slip("The product is rounded to 16 bits: multiply and add in float32.",
              (WEIGHTED, "(outputs * weights.flatten()[sent.order, None].to(outputs.dtype))")),
-        Slip("The result is float32, whatever the type of the rows.",
+        Slip("The result is float32, whatever the dtype of the rows.",
              (ADD, f"{ADD}.to(rows.dtype)")),
-        Slip("Sums are rounded to 16 bits on the way: add up in float32.",
+        Slip("Sums are rounded to 16 bits along the way: keep them in float32.",
              (ADD, f"{ADD}.to(rows.dtype).float()")),
-        Slip("A token with several experts gets the sum of all: index_copy keeps one.",
+        Slip("A token with several experts gets the sum of all their outputs: index_copy keeps "
+             "only one.",
              (ADD, ADD.replace("index_add", "index_copy"))),
         Slip(PLACE, (ADD, ADD.replace("// k", "% len(weights)")), (ADD, ADD.replace("// k", "% k")),
              (ADD, ADD.replace("// k", "// 2")), (ADD, ADD.replace(" // k", ""))),
-        Slip("A token without an expert gets zeros: begin with zeros.",
+        Slip("A token without an expert gets zeros: start from zeros.",
              ("torch.zeros(", "torch.ones(")),
-        Slip("The result has a row for each token, (N, C), not for each row that was sent.",
+        Slip("The result has one row per token, (N, C), not one per row sent.",
              ("torch.zeros(len(weights)", "torch.zeros(len(sent.order)"),
              (f"return {ADD}", "return weighted.float()")),
-        Slip("The last tokens may have no expert. They get a row of zeros, too: (N, C).",
+        Slip("The last tokens may have no expert. They still get rows of zeros: (N, C).",
              ("torch.zeros(len(weights)", "torch.zeros(max(sent.order.tolist(), default=-1) // k "
               "+ 1")),
         Slip("`rows` is an argument: work on a copy.", (BACK, f"{BACK}\n    rows.data.zero_()")),
-        Slip("Rows travel in their own type: float() after the all-to-all.",
+        Slip("Send the rows in their own dtype: call float() after the all-to-all.",
              (HOME, HOME.replace("arrivals,", "arrivals.float(),"))),
-        Slip("Weights have a gradient: no detach().",
+        Slip("The weights need a gradient: no detach().",
              (WEIGHTED, WEIGHTED.replace("weights.", "weights.detach()."))),
-        Slip("Autograd must know the way back: AllToAll.apply, without detach().",
+        Slip("Autograd must know the way back: use AllToAll.apply, without detach().",
              (HOME, HOME.replace("AllToAll.apply", "all_to_all_rows")),
              (BACK, BACK.replace("rows[", "rows.detach()[")), all_to_all_rows=all_to_all_rows),
         Slip("One all-to-all is enough.", (HOME, f"{HOME}\n    {HOME}")),
-        Slip("All rows go to all ranks. An all-to-all sends a row only where its token is.",
+        Slip("All rows go to all ranks here. An all-to-all sends each row only to its token's "
+             "rank.",
              by_a_matrix),
         Slip(GROUP, ("sent.to, group)", "sent.to, None)")),
     ), hints=(
         "Undo everything that dispatch_tokens did, the last step first.",
-        "Undo the sorting by expert. Then an all-to-all with `to` and `came` exchanged. Row i that "
-        "comes home belongs to place sent.order[i] of the choices.",
+        "Undo the sorting by expert, then do an all-to-all with `to` and `came` swapped. Returned "
+        "row i belongs to index sent.order[i] of the flattened choices.",
         "rows[sent.by_expert.argsort()]; AllToAll.apply(arrivals, sent.came, sent.to, group); zeros"
         ".index_add(0, sent.order // k, outputs * weights.flatten()[sent.order, None])",
     ))

@@ -108,8 +108,8 @@ def in_one_tensor(shared, experts, own, group=None):
 ZEROS = "p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
 DIVIDE, REDUCE = "p.grad /= ranks", "dist.all_reduce(p.grad, group=members)"
 R_OF = "ranks = dist.get_world_size(group)"
-FILL = ("A parameter without a gradient on this rank may have one on others, and they wait: put "
-        "zeros there.")
+FILL = ("A parameter without a gradient on this rank may have one on other ranks, which then wait: "
+        "use zeros.")
 GRADIENTS = Proof(
     expert_gradients,
     Stage({"experts are added up over the ranks that have them, the rest over all; both are "
@@ -121,47 +121,51 @@ GRADIENTS = Proof(
                       for mixed in (False, True)), (4,), (ALL, *GROUPS),
           oracle=gathered),
     mistakes=(
-        Slip("An expert has met the tokens of all ranks, not of those in `own` alone: divide its "
+        Slip("An expert processes tokens from all ranks, not only those in `own`: divide its "
              "gradients by the number of all ranks.",
              (DIVIDE, "p.grad /= dist.get_world_size(members)")),
-        Slip("All is divided by the number of ranks in `own`. The loss is a mean over all ranks' "
-             "tokens: divide by dist.get_world_size(group).",
+        Slip("Everything is divided by the number of ranks in `own`. The loss is a mean over all "
+             "ranks' tokens: divide by dist.get_world_size(group).",
              (R_OF, R_OF.replace("group", "own"))),
-        Slip("Other ranks have other experts: add up an expert's gradients over `own`.",
+        Slip("Other ranks have other experts: sum an expert's gradients over `own`.",
              ("(experts, own)", "(experts, group)")),
-        Slip("All ranks have the same router and norms: add up their gradients over `group`.",
+        Slip("All ranks have the same router and norms: sum their gradients over `group`.",
              ("(shared, group)", "(shared, own)")),
-        Slip("The groups are exchanged: experts are added up over `own`, the rest over `group`.",
+        Slip("The groups are swapped: sum the experts' gradients over `own`, and the rest over "
+             "`group`.",
              ("(shared, group)", "(shared, own)", "(experts, own)", "(experts, group)")),
         Slip("Divide by the number of all ranks: the loss is a mean over their tokens.",
              (DIVIDE, "pass")),
-        Slip("Experts are divided by the number of all ranks, too.",
+        Slip("Divide the experts' gradients by the number of all ranks as well.",
              (DIVIDE, "p.grad /= ranks if parameters is shared else 1")),
-        Slip("Router and norms are divided by the number of all ranks, too.",
+        Slip("Divide the gradients of the router and norms by the number of all ranks as well.",
              (DIVIDE, "p.grad /= ranks if parameters is experts else 1")),
-        Slip("It is divided twice.", (DIVIDE, "p.grad /= ranks * dist.get_world_size(members)"),
+        Slip("The gradient is divided twice.",
+             (DIVIDE, "p.grad /= ranks * dist.get_world_size(members)"),
              (DIVIDE, "p.grad /= ranks * ranks")),
-        Slip("Nothing is added up for the experts: other ranks of `own` have met other tokens.",
+        Slip("The experts' gradients are not summed: the other ranks of `own` have processed other "
+             "tokens.",
              (REDUCE, f"if parameters is shared:\n                {REDUCE}")),
-        Slip("Divide by the size of `group`: get_world_size() counts all ranks there are.",
+        Slip("Divide by the size of `group`: get_world_size() counts every rank in the job.",
              (R_OF, R_OF.replace("group", ""))),
-        Slip("Pass `group` on: all_reduce(p.grad) adds up over all ranks there are.",
+        Slip("Pass `group` on: all_reduce(p.grad) sums over every rank in the job.",
              ("(shared, group)", "(shared, None)")),
-        Slip("The sum is in another tensor, and p.grad stays as it was: all_reduce works in place.",
+        Slip("The sum ends up in another tensor, and p.grad is unchanged: all_reduce works in "
+             "place.",
              (REDUCE, REDUCE.replace("p.grad", "p.grad / 1")),
              (REDUCE, REDUCE.replace("p.grad", "p.grad.clone()"))),
-        Slip("This gradient is channels-last, so .contiguous() makes a copy, and the sum must get "
-             "into p.grad itself.", (REDUCE, REDUCE.replace("p.grad", "p.grad.contiguous()"))),
-        Slip("Gradients travel in their own type: float32 has twice the bytes of bfloat16.",
+        Slip("This gradient is channels-last, so .contiguous() makes a copy, but the sum must end "
+             "up in p.grad itself.", (REDUCE, REDUCE.replace("p.grad", "p.grad.contiguous()"))),
+        Slip("Send gradients in their own dtype: float32 has twice the bytes of bfloat16.",
              (REDUCE, f"total = p.grad.float()\n            {REDUCE.replace('p.grad', 'total')}\n"
               "            p.grad.copy_(total)")),
-        Slip("Parameters of one list may be of several types, and cat makes one of them: put "
-             "together what is of one type.", in_one_tensor),
-        Slip("async_op=True returns a handle. Keep the handle of each, and wait for all of them.",
+        Slip("One list may hold parameters of several dtypes, and cat converts them to one: "
+             "combine only gradients of the same dtype.", in_one_tensor),
+        Slip("async_op=True returns a handle. Keep every handle, and wait for all of them.",
              (REDUCE, REDUCE.replace(")", ", async_op=True)"))),
-        Slip("Gradients are added up, not the parameters: p.grad, not p.",
+        Slip("Sum the gradients, not the parameters: p.grad, not p.",
              (REDUCE, REDUCE.replace("p.grad", "p.data"))),
-        Slip("One all-reduce of each gradient is enough.", (REDUCE, f"{REDUCE}\n            "
+        Slip("One all-reduce per gradient is enough.", (REDUCE, f"{REDUCE}\n            "
              f"p.grad /= dist.get_world_size(members)\n            {REDUCE}"),
              (REDUCE, "parts = [p.grad / 2, p.grad / 2] if parameters is shared else [p.grad]\n"
               "            for part in parts:\n"
@@ -170,13 +174,14 @@ GRADIENTS = Proof(
         Slip(FILL, (f"            {ZEROS}", ""),
              (ZEROS, "if p.grad is None:\n                continue\n"),
              (ZEROS, "if p.grad is None:\n                break\n")),
-        Slip("Zeros are of the parameter's own type: zeros_like(p).",
+        Slip("The zeros must have the parameter's own dtype: zeros_like(p).",
              (ZEROS, ZEROS.replace("zeros_like(p)", "zeros(p.shape, device=p.device)"))),
-        Slip("Zeros, not ones: this rank adds nothing.", (ZEROS, ZEROS.replace("zeros", "ones"))),
+        Slip("Use zeros, not ones: this rank adds nothing.",
+             (ZEROS, ZEROS.replace("zeros", "ones"))),
     ), hints=(
-        "Whose tokens has an expert of this rank met in its backward?",
-        "Those of all ranks that can send to it. So only the tokens that other ranks with the same "
-        "expert have met are missing. The loss is a mean over the tokens of all ranks.",
+        "Whose tokens does the gradient of an expert on this rank already cover after backward?",
+        "Those of all ranks that can send to it. Only the tokens that went to other ranks with the "
+        "same expert are missing. The loss is a mean over the tokens of all ranks.",
         "for p in shared: all_reduce over group; for p in experts: all_reduce over own; both after "
         "p.grad /= dist.get_world_size(group)",
     ))

@@ -15,13 +15,14 @@ PREDICTIONS = (
         "moe_total_billions", unit="billion", answer=lambda: ALL / 1e9,
         solution="(32 * (8 * 3 * 4096 * 14336 + 2 * 4096**2 + 2 * 4096 * 1024) + 2 * 32000 * 4096)"
                  " / 1e9",
-        hint="What is there eight times, and what once?",
+        hint="What exists eight times, and what only once?",
         mistakes={56.0: "only the experts are there eight times: attention and embeddings are "
                   "shared", LAYERS * E * EXPERT / 1e9: "that is the experts alone",
                   (OUTSIDE + LAYERS * K * EXPERT) / 1e9: "that is what one token uses",
                   (OUTSIDE + LAYERS * E * EXPERT * 2 / 3) / 1e9: "an expert has three matrices: "
                   "its middle is a product of two"},
-        why="Eight times the experts, once the rest. A token uses 12.9 billion of them.",
+        why=("The experts count eight times, the rest once. A token uses 12.9 billion of these "
+             "parameters."),
     ),
     Prediction(
         "moe_slots", solution="4096 * 2 / 8 * 1.25", unit="tokens", tolerance=0,
@@ -34,7 +35,7 @@ PREDICTIONS = (
     Prediction(
         "moe_dispatch_mb", solution="4096 * 2 * 7 / 8 * 4096 * 2 / 1e6", unit="MB",
         answer=lambda: ROWS / 1e6,
-        hint="How many rows leave the rank, and how many bytes has one?",
+        hint="How many rows leave the rank, and how many bytes does each have?",
         mistakes={ROWS * 8 / 7e6: "1/8 of the rows stay on their rank",
                   ROWS / 2e6: "a token goes to two experts, or a bf16 number has two bytes",
                   2 * ROWS / 1e6: "that is the way there and back", 4 * ROWS / 1e6: "that is there "
@@ -43,10 +44,11 @@ PREDICTIONS = (
     ),
     Prediction(
         "moe_too_large", solution="8 / 2", unit="times", tolerance=0, answer=lambda: 4.0,
-        hint="How many ranks' tokens has an expert met, and by how many would be divided?",
+        hint=("How many ranks' tokens has an expert seen, and by what number would its gradient be "
+              "divided?"),
         mistakes={2.0: "that is the number of ranks that have this expert", 1.0: "the mean of two "
                   "ranks divides by 2, but the loss is a mean over 8", 8.0: "two of the eight "
                   "ranks share the sum", 0.25: "the other way round: it is too large"},
-        why="It has met the tokens of eight ranks, and is divided by two.",
+        why="The expert has seen the tokens of eight ranks, but its gradient is divided by two.",
     ),
 )

@@ -91,54 +91,61 @@ SCAN = Proof(
            "before that": (LATE, PRODUCTS, *COST)},
           _see, ("float32", "float64"), (4,), (ALL, *GROUPS), oracle=in_one_place),
     mistakes=(
-        Slip("This is a scan of this part alone. What came before counts, too: add the share of "
-             "the previous rank's state.", (SHARE, "pass"),
+        Slip("This scans only this rank's part. What came before also counts: add the share of the "
+             "previous rank's state.", (SHARE, "pass"),
              ("if rank > 0:", "if False:", "if rank < R - 1:", "if False:")),
-        Slip("The state is sent, and nobody receives it: each rank but the first has a recv.",
+        Slip("The state is sent but never received: every rank except the first needs a recv.",
              ("if rank > 0:", "if False:")),
-        Slip("The state counts without its decay: h[t] has a[0] ... a[t] times of it.",
+        Slip("The state is added without its decay: h[t] includes it multiplied by a[0] ... a[t].",
              (SHARE, "h = h + state[:, None]")),
-        Slip("The state decays as if once. After t steps it is times the product of all a up to t: "
-             "cumprod.", (DECAY, "a")),
-        Slip("The first token of a part multiplies the state by its a, too.",
+        Slip("The state decays as if for one step only. At token t it is multiplied by the product "
+             "of all a up to t: cumprod.", (DECAY, "a")),
+        Slip("The first token of a part also multiplies the state by its a.",
              (DECAY, f"{DECAY} / a"),
              (DECAY, "torch.cat([torch.ones_like(a[:, :1]), a[:, :-1]], 1).cumprod(dim=1)")),
-        Slip("Decays multiply: cumprod, not cumsum.", (DECAY, "a.cumsum(dim=1)")),
+        Slip("Decays multiply: use cumprod, not cumsum.", (DECAY, "a.cumsum(dim=1)")),
         Slip("Tokens are dimension 1: cumprod(dim=1).", (DECAY, "a.cumprod(dim=0)"),
              (DECAY, "a.cumprod(dim=-1)")),
-        Slip("The whole product reaches the last token alone: token t has a[0] ... a[t].",
+        Slip("The product of all a applies only to the last token: token t needs a[0] ... a[t].",
              (DECAY, "a.prod(dim=1, keepdim=True)")),
-        Slip("The state enters at the first token alone. It counts in all later ones, too.",
+        Slip("The state is added only at the first token. It also counts in all later ones.",
              (SHARE, "h[:, 0] += decay[:, 0] * state")),
-        Slip("a may be 0 or less: it has no logarithm.", (DECAY, "a.log().cumsum(1).exp()")),
-        Slip("The state that is sent lacks what came before. Send the last h when the share is in "
-             "it.", ("    if rank > 0:", f"    if rank < R - 1:\n        {SEND}\n    if rank > 0:",
+        Slip("a may be zero or negative, where it has no logarithm.",
+             (DECAY, "a.log().cumsum(1).exp()")),
+        Slip("The state that is sent lacks what came before this part. Send the last h after "
+             "adding that share.",
+             ("    if rank > 0:", f"    if rank < R - 1:\n        {SEND}\n    if rank > 0:",
                      f"    if rank < R - 1:\n        {SEND}\n    return", "    return")),
         Slip("The state is the last h of a part, h[:, -1].", (SEND, SEND.replace("-1]", "0]"))),
-        Slip("The message is in the type of h, and so is what it is received in: empty_like.",
+        Slip("The message has the dtype of h, so the receive buffer must have it as well: "
+             "empty_like.",
              (STATE, "torch.empty(h[:, -1].shape, device=h.device)")),
-        Slip("The result is in the type of b.", ("return h", "return h.float()")),
-        Slip("A part of a tensor does not lie in a row, and send wants that: contiguous().",
+        Slip("The result must have the dtype of b.", ("return h", "return h.float()")),
+        Slip("This slice of a tensor is not contiguous, but send needs a contiguous tensor: use "
+             "contiguous().",
              (SEND, SEND.replace(".contiguous()", ""))),
         Slip("`a` is an argument: work on a copy.", (f"{DECAY}\n", "a.cumprod_(dim=1)\n")),
-        Slip("Scan your own part first; the state only adds its share: h + decay * state.",
+        Slip("Scan your own part before you wait; the state only adds its share: h + decay * "
+             "state.",
              waits_at_once, ("h, decay = scan(a, b), a.cumprod(dim=1)", "b = b.clone()",
                              SHARE, "b[:, 0] += a[:, 0] * state",
                              STATE, "torch.empty_like(b[:, 0])",
                              "    if rank < R - 1:", "    h = scan(a, b)\n    if rank < R - 1:")),
-        Slip("Multiply up your own a before you wait, too: it needs no state.",
+        Slip("Also compute the products of your own a before you wait: they do not need the state.",
              (SHARE, f"h = h + {DECAY} * state[:, None]")),
         Slip("All states are sent. The last one is enough.",
              (STATE, "torch.empty_like(h)", SHARE, "h = h + decay * state[:, -1:]",
               SEND, SEND.replace("h[:, -1].contiguous()", "h.contiguous()"))),
-        Slip("All tokens go to all ranks. A state is enough, to the next rank.", in_one_place),
-        Slip("The numbers are counted in the group, and src and dst count all ranks: group_src, "
-             "group_dst.", ("group_src", "src", "group_dst", "dst"), ("group_src", "src"),
+        Slip("All tokens go to all ranks here. One state, sent to the next rank, is enough.",
+             in_one_place),
+        Slip("These are ranks within the group, but src and dst are global ranks: use group_src "
+             "and group_dst.", ("group_src", "src", "group_dst", "dst"), ("group_src", "src"),
              ("group_dst", "dst")),
     ), hints=(
-        "How much of the state before the part is left at its first, second, t-th token?",
-        "a[0] a[1] ... a[t] of it. So the rank can scan its own part at once, and add that share "
-        "when the state comes.",
+        "How much of the state before this part is left at the part's first, second and t-th "
+        "token?",
+        "A factor of a[0] a[1] ... a[t]. So a rank can scan its own part right away, and add that "
+        "share when the state arrives.",
         "h, decay = scan(a, b), a.cumprod(1); recv from rank - 1; h + decay * before[:, None]; "
         "send h[:, -1] to rank + 1",
     ))

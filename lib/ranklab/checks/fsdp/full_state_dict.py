@@ -154,63 +154,68 @@ STATE = Proof(
            "each rank sends its rows once, in a message for each parameter": (MESSAGES, BYTES)},
           _see, CASES, (4,), (ALL, *GROUPS[:1]), oracle=by_objects),
     mistakes=(
-        Slip("Only the group's rank 0 has the state; all other ranks return {}.",
+        Slip("Only the group's rank 0 returns the state; all other ranks return {}.",
              (FIRST, "state")),
         Slip("The other ranks return {}, an empty dict.", (FIRST, FIRST.replace("{}", "None"))),
-        Slip("The first rank is that of the group: block.rank, or dist.get_rank(block.group).",
+        Slip("Rank 0 means rank 0 of the group: use block.rank, or dist.get_rank(block.group).",
              (FIRST, "state if dist.get_rank() == 0 else {}")),
-        Slip("Use gather_rows() or dist.gather(): an all-gather sends the rows to every rank, and "
-             "one needs them.",
+        Slip("Use gather_rows() or dist.gather(): an all-gather sends the rows to every rank, but "
+             "only one needs them.",
              (GATHER, "gather_everywhere(parameter, block.group)[: len(parameter.whole)]"),
              gather_everywhere=gather_everywhere),
-        Slip("The zeros at the end of the rows are no part of the parameter.",
+        Slip("The zeros at the end of the rows are padding, not part of the parameter.",
              (GATHER, "gather_everywhere(parameter, block.group)"),
              gather_everywhere=gather_everywhere),
-        Slip("The whole has the shape of the parameter: view(parameter.shape).",
+        Slip("The whole tensor must have the parameter's shape: view(parameter.shape).",
              (GATHER, "tensors.get(0, gather_rows(parameter, block.group))\n"
               "            whole = tensors[parameter.shard]\n"
               "            tensors[parameter.shard] = None if whole is None else whole.flatten()")),
-        Slip("Gather the shards in their own type, not in that used for computing.",
+        Slip("Gather the shards in their own dtype, not in the compute dtype.",
              (GATHER, "gather_rounded(parameter, block.group)"), what_computes_in_its_type,
              gather_rounded=gather_rounded),
-        Slip("The state has the numbers and the type of the shards: gather the shards, not what is "
-             "gathered to compute, and round nothing.", what_computes),
-        Slip("What is a float64 is returned as float32.",
+        Slip("The state must have the numbers and dtype of the shards: gather the shards, not the "
+             "weights used for computing, and round nothing.", what_computes),
+        Slip("A float64 tensor is returned as float32.",
              (FIRST, FIRST.replace("state if", "{name: x.float() if x.is_floating_point() else x "
                                                "for name, x in state.items()} if"))),
-        Slip("A parameter in no block is whole: it is copied as it is.",
+        Slip("A parameter in no block is already whole: copy it as it is.",
              (REST + "\n", f"None if tensor.requires_grad else {REST}\n"),
              ("        state[name] =", "        if tensor in tensors or not tensor.requires_grad:\n"
               "            state[name] =")),
         Slip("Pass block.group on to gather_rows().",
              (GATHER, GATHER.replace("block.group", "None"))),
-        Slip("model.named_parameters() has a tied parameter once, and no buffers: take the names "
-             "of model.state_dict(keep_vars=True).", (NAMES, "model.named_parameters()")),
-        Slip("Buffers belong to the state: take the names of model.state_dict(keep_vars=True).",
+        Slip("model.named_parameters() lists a tied parameter only once, and no buffers: take the "
+             "names from model.state_dict(keep_vars=True).", (NAMES, "model.named_parameters()")),
+        Slip("Buffers belong to the state: take the names from model.state_dict(keep_vars=True).",
              (NAMES, "model.named_parameters(remove_duplicate=False)")),
-        Slip("A tied parameter has two names in model.state_dict(keep_vars=True), and two here.",
+        Slip("A tied parameter has two names in model.state_dict(keep_vars=True), and must have "
+             "both here.",
              (NAMES, "[*model.named_parameters(), *model.named_buffers()]"),
              (NAMES, f"{{tensor: (name, tensor) for name, tensor in {NAMES}}}.values()")),
-        Slip("A buffer that is not persistent is not in the state.",
+        Slip("A non-persistent buffer does not belong in the state.",
              (NAMES, "[*model.named_parameters(remove_duplicate=False), *model.named_buffers()]")),
-        Slip("model.state_dict() has copies without keep_vars=True, so no shard is found by it: "
-             "these are this rank's rows.", (NAMES, "model.state_dict().items()"), own_rows),
-        Slip("Parameters are whole afterwards: they do not all fit. Gather the rows of one at a "
-             "time.", (f"return {FIRST}", f"{FREE.format('unshard')}return {FIRST}")),
-        Slip("Buffers are copied, too: tensor.detach().cpu().clone(). .cpu() alone may be no copy.",
+        Slip("Without keep_vars=True, model.state_dict() returns detached tensors, so no shard is "
+             "found: these are only this rank's rows.", (NAMES, "model.state_dict().items()"),
+             own_rows),
+        Slip("The parameters stay whole afterwards, and they do not all fit. Gather the rows of "
+             "one at a time.", (f"return {FIRST}", f"{FREE.format('unshard')}return {FIRST}")),
+        Slip("Copy buffers as well: tensor.detach().cpu().clone(). .cpu() alone may not make a "
+             "copy.",
              (REST, "tensor"), (REST, "tensor.detach()"), (REST, "tensor.detach().cpu()")),
-        Slip("Gather each parameter once, also where it has two names.", tied_twice),
-        Slip("Gather the parameters of all blocks, also frozen ones.",
+        Slip("Gather each parameter once, even if it has two names.", tied_twice),
+        Slip("Gather the parameters of all blocks, including frozen ones.",
              ("block.parameters", "block.trained")),
-        Slip("Gather the parameters of all blocks, the root's, too.",
+        Slip("Gather the parameters of all blocks, including the root's.",
              ("for block in sharded_modules(model):", "for block in sharded_modules(model)[:-1]:")),
-        Slip("All ranks send their rows, also those that return {}.",
+        Slip("All ranks must send their rows, even those that return {}.",
              ("    tensors, state", "    if sharded_modules(model)[0].rank:\n        return {}\n"
               "    tensors, state")),
     ), hints=(
-        "Which names has the plain model, and which tensor stands behind each in the sharded one?",
-        "model.state_dict(keep_vars=True) has the shards themselves, so a dict from shard to "
-        "whole tensor finds them. All ranks gather each parameter; buffers are whole already.",
+        "Which names does the plain model have, and which tensor is behind each of them in the "
+        "sharded one?",
+        "model.state_dict(keep_vars=True) holds the shards themselves, so a dict from shard to "
+        "whole tensor can look them up. All ranks gather each parameter; buffers are already "
+        "whole.",
         "tensors = {parameter.shard: gather_rows(parameter, block.group) for block in "
         "sharded_modules(model) for parameter in block.parameters}; state[name] = tensors[tensor] "
         "if tensor in tensors else tensor.detach().cpu().clone(); {} unless the group's rank is 0",

@@ -302,42 +302,46 @@ BLOCK = Proof(
           "uneven, a block that is used twice, also in a row", _see, TRAININGS, (3,),
           oracle=in_one_process),
     mistakes=(
-        Slip("A block may have no parameters: nothing to gather then.",
+        Slip("A block may have no parameters; then there is nothing to gather.",
              (GUARD, "if self.is_whole or self.work:")),
-        Slip("It gathers once more what is on its way: nothing to do where self.work is there.",
+        Slip("This gathers again what is already on its way: if self.work is set, there is nothing "
+             "to do.",
              (GUARD, "if not self.parameters or self.is_whole:")),
-        Slip("It gathers once more what is whole: nothing to do where self.is_whole.",
+        Slip("This gathers again what is already whole: if self.is_whole is set, there is nothing "
+             "to do.",
              (GUARD, "if not self.parameters or self.work:")),
-        Slip("begin_unshard() begins the gather, and does not wait for it, so that others compute "
-             "meanwhile: async_op=True, and keep the handle, self.work = ...",
+        Slip("begin_unshard() must start the gather without waiting for it, so that other blocks "
+             "compute meanwhile: use async_op=True, and keep the handle, self.work = ...",
              (GATHER, f"{GATHER}\n{WAIT}"),
              (GATHER, GATHER.replace(", async_op=True", "")),
              (GATHER, f"{GATHER.replace('self.work', 'work')}\n        work.wait()\n"
                       "        self.work = None"),
              (GATHER, "pass", WAIT, f"        {GATHER}\n{WAIT}")),
-        Slip("begin_unshard() must send as many as unshard() splits off: p.numbers of "
-             "self.parameters.", (SHARDS, SHARDS.replace("parameters", "trained"))),
-        Slip("What arrives has the type of what is sent, and is on its device: new_empty().",
+        Slip("begin_unshard() must send as many numbers as unshard() splits off: p.numbers for "
+             "each p in self.parameters.", (SHARDS, SHARDS.replace("parameters", "trained"))),
+        Slip("The receive buffer needs the message's dtype and device: use new_empty().",
              (ROOM, ROOM.replace("message.new_", "torch.")),
              (ROOM, "torch.zeros(self.ranks * len(message))"), torch=torch),
-        Slip("All ranks must send the same lengths: padded_shard() has zeros at the end.",
+        Slip("All ranks must send messages of the same length: padded_shard() adds zeros at the "
+             "end.",
              (SHARDS, SHARDS.replace("padded_shard()", "shard.detach().flatten()"))),
-        Slip("What is gathered has the type used for computing, and padded_shard() has it already.",
+        Slip("Gather in the compute dtype, which padded_shard() already uses.",
              (SHARDS, SHARDS.replace("padded_shard()", "padded_shard(p.shard.dtype)"))),
-        Slip("It goes through float32: messages have the type of padded_shard().",
+        Slip("The message goes through float32: send it in the dtype of padded_shard().",
              (f"torch.cat([{SHARDS}])", f"torch.cat([{SHARDS}]).float()")),
-        Slip("Free what was gathered once all parameters are filled, self.gathered = None: it "
+        Slip("Once all parameters are filled, free the gathered message, self.gathered = None: it "
              "takes as much memory as they do.", (END, "self.work, self.is_whole = None, True")),
-        Slip("Keep nothing else of what was gathered: it takes as much memory as the parameters.",
+        Slip("Keep no other reference to the gathered message: it takes as much memory as the "
+             "parameters.",
              (WAIT, f"{WAIT}        self.message = self.gathered\n"),
              (f"self.gathered = {ROOM}", f"self.gathered = self.message = {ROOM}")),
-        Slip("After it has waited, unshard() sets self.work to None.",
+        Slip("After waiting, unshard() must set self.work to None.",
              (END, "self.gathered, self.is_whole = None, True")),
-        Slip("unshard() begins the gather where nothing has begun it.", (BEGIN, "")),
+        Slip("unshard() must start the gather if it has not been started yet.", (BEGIN, "")),
         Slip("unshard() waits for self.work before it reads the message.",
              (WAIT, ""), (WAIT, "", END, f"self.work.wait()\n        {END}")),
-        Slip("All that rank 0 has sent comes first: view the message as (R, numbers of all), and "
-             "split its columns.",
+        Slip("Everything from rank 0 comes first: view the message as (R, numbers of all "
+             "parameters), and split its columns.",
              (VIEW, "parts = self.gathered.split([self.ranks * p.numbers for p in self.parameters])"
               ), (VIEW, "parts = [part.view(self.ranks, -1) for part in self.gathered.split([self."
                         "ranks * p.numbers for p in self.parameters])]"),
@@ -345,67 +349,73 @@ BLOCK = Proof(
         Slip("unshard() fills every parameter.", (FILL, f"{FILL}\n            break"),
              (FILL, f"{FILL} if parameter in self.trained else None")),
         Slip("unshard() sets self.is_whole.", (END, "self.work, self.gathered = None, None")),
-        Slip("Keep the message of whole gradients no longer than it travels.",
+        Slip("Don't keep the message of whole gradients after it has been sent.",
              (KEEP, f"{KEEP}\n        self.whole_gradients = grads")),
-        Slip("It is the sum over ranks: divide the message by self.ranks, before it is sent.",
+        Slip("This is the sum over ranks: divide the message by self.ranks before it is sent.",
              (DIVIDE, ""), (DIVIDE, "", KEEP, f"        shard /= self.ranks\n{KEEP}")),
-        Slip("Reduce-scatter into the tensor that self.reduction keeps: this is the rank's own.",
+        Slip("Reduce-scatter into the tensor that self.reduction keeps: this one holds only the "
+             "rank's own gradient.",
              (KEEP, "        self.reduction = grads[self.rank].clone(), work"),
              (DIVIDE, "", KEEP, "        self.reduction = grads[self.rank].clone(), work")),
-        Slip("Divide by self.ranks, the ranks of the group, not by all.",
+        Slip("Divide by self.ranks, the number of ranks in the group, not by the number of all "
+             "ranks.",
              ("grads /= self.ranks", "grads /= dist.get_world_size()")),
-        Slip("It is divided twice.", (DIVIDE, DIVIDE + DIVIDE)),
-        Slip("Row r of the message is for rank r: torch.cat(..., dim=1) of each padded_gradient().",
+        Slip("The gradient is divided twice.", (DIVIDE, DIVIDE + DIVIDE)),
+        Slip("Row r of the message is for rank r: torch.cat each padded_gradient() along dim=1.",
              (CAT, "grads = torch.cat([p.padded_gradient().flatten() for p in self.trained])",
               "grads.new_empty(grads.shape[1])", "grads.new_empty(len(grads) // self.ranks)"),
              (CAT, f"{CAT}.T.contiguous()", "grads.new_empty(grads.shape[1])",
               "grads.new_empty(len(grads))")),
-        Slip("Each parameter's part of the message is in the order of self.trained.",
+        Slip("The parameters' parts of the message must be in the order of self.trained.",
              (OWNED, "p.padded_gradient() for p in self.trained[::-1]")),
-        Slip("Reduce in the type of padded_gradient(): in 16 bits a sum of many ranks is rounded.",
+        Slip("Reduce in the dtype of padded_gradient(): in 16 bits, a sum over many ranks is "
+             "rounded.",
              ("grads /= self.ranks",
               "grads = grads.to(self.trained[0].whole.dtype) / self.ranks")),
-        Slip("Gradients go through float32: their message has the type of padded_gradient().",
+        Slip("The gradients go through float32: send them in the dtype of padded_gradient().",
              (CAT, f"{CAT}.float()")),
-        Slip("p.whole.grad = None once it is in the message, not before.",
+        Slip("Set p.whole.grad = None only once the gradient is in the message.",
              (CAT, f"for p in self.trained:\n            p.whole.grad = None\n        {CAT}")),
-        Slip("A block may have no trained parameters: nothing to reduce then.", (UNTRAINED, "")),
-        Slip("Backward must go on while it travels: divide, send with async_op=True, and do not "
-             "wait here, but keep the handle: self.reduction = (where it arrives, the handle).",
+        Slip("A block may have no trained parameters; then there is nothing to reduce.",
+             (UNTRAINED, "")),
+        Slip("Backward must continue while the message travels: divide, send with async_op=True, "
+             "and don't wait here, but keep the handle: self.reduction = (the receive buffer, the "
+             "handle).",
              (REDUCE, f"{REDUCE}\n        work.wait()"),
              (REDUCE, f"{REDUCE}\n        work.wait()\n        work = None"),
              (REDUCE, REDUCE.replace(", async_op=True", ""))),
-        Slip("The ranks that share the rows are self.group: group=self.group, in the gather and in "
-             "the reduce-scatter.", (GATHER, GATHER.replace("group=self.group, ", "")),
+        Slip("The ranks that share the rows are in self.group: pass group=self.group to the gather "
+             "and the reduce-scatter.", (GATHER, GATHER.replace("group=self.group, ", "")),
              (REDUCE, REDUCE.replace("group=self.group, ", ""))),
-        Slip("Whole gradients would be added to in the next backward: parameter.whole.grad = None "
+        Slip("The next backward would add to the whole gradients: set parameter.whole.grad = None "
              "for each.", (FREE, "            pass\n"),
              (FREE, f"{FREE}            break\n")),
         Slip("One reduce-scatter is enough: an all-reduce sends twice as much.",
              (REDUCE, "work = dist.all_reduce(grads, group=self.group, async_op=True)\n"
                       "        shard = grads[self.rank]")),
-        Slip("Only what is trained has gradients to send: self.trained.",
+        Slip("Only trained parameters have gradients to send: use self.trained.",
              (OWNED, OWNED.replace("trained", "parameters"))),
-        Slip("Divide the message: p.whole.grad may have 16 bits.",
+        Slip("Divide the message instead: p.whole.grad may be in 16 bits.",
              (DIVIDE, "", CAT, "for p in self.trained:\n            if p.whole.grad is not None:\n"
                                f"                p.whole.grad /= self.ranks\n        {CAT}")),
-        Slip("The message is on its way when it is divided: divide before it is sent.",
+        Slip("The message is already on its way when it is divided: divide it before sending.",
              (DIVIDE, "", "grads.flatten()", "grads.view(-1)", KEEP, f"{DIVIDE}{KEEP}")),
-        Slip("All ranks must send the same: padded_gradient() of all that is trained, with zeros "
-             "where this rank has no gradient.",
+        Slip("All ranks must send the same length: padded_gradient() of every trained parameter, "
+             "with zeros where this rank has no gradient.",
              (OWNED, f"{OWNED} if p.whole.grad is not None")),
-        Slip("The other ranks wait for this one's message, also where it has no gradient at all: "
-             "padded_gradient() is zeros then. Return only where nothing is trained.",
+        Slip("The other ranks wait for this one's message even if it has no gradients: "
+             "padded_gradient() is zeros then. Return early only if nothing is trained.",
              (UNTRAINED, UNTRAINED.replace(":\n", " or not self.has_gradients():\n"))),
-        Slip("One all-gather, one reduce-scatter, and no other message: each pays a latency.",
+        Slip("Send one all-gather, one reduce-scatter, and nothing else: every message adds "
+             "latency.",
              (GATHER, f"{GATHER}\n        dist.barrier(group=self.group)"),
              (REDUCE, f"{REDUCE}\n        dist.barrier(group=self.group)")),
     ), hints=(
-        "What does one message hold, seen from the rank that sends it, and from the one that gets "
-        "R of them?",
-        "padded_shard() of all parameters, one after the other, is what a rank sends; so what "
-        "arrives is (R, numbers), and a parameter is some of its columns. Gradients go the same "
-        "way back: padded_gradient() is (R, numbers), row r for rank r.",
+        "What does one message hold for the rank that sends it, and for the rank that receives R "
+        "of them?",
+        "A rank sends padded_shard() of all parameters, one after another; so what arrives is (R, "
+        "numbers), and each parameter is some of its columns. Gradients go back the same way: "
+        "padded_gradient() is (R, numbers), row r for rank r.",
         "begin_unshard(): message = torch.cat([p.padded_shard() for p in self.parameters]); "
         "self.work = dist.all_gather_single(self.gathered, message, group=self.group, "
         "async_op=True). unshard(): self.begin_unshard(); wait; "

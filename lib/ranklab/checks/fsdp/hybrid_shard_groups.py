@@ -59,37 +59,38 @@ HYBRID = Proof(
            (ERROR,)},
           _see, tuple(f"shard_ranks={n}" for n in (*SIZES, *BAD)), (6,), oracle=by_mesh),
     mistakes=(
-        Slip("The two are swapped: the group that shares one copy out comes first.",
+        Slip("The two are swapped: the group that shares one copy comes first.",
              (BOTH, "return replicas, shards")),
-        Slip("shard_ranks is how many ranks share one copy out, not how many copies there are.",
+        Slip("shard_ranks is the number of ranks that share one copy, not the number of copies.",
              (TABLE, "torch.arange(R).view(shard_ranks, -1)")),
-        Slip("Ranks 0 .. shard_ranks-1 are the first copy, as on a node: the copies are the rows "
+        Slip("Ranks 0 .. shard_ranks-1 share the first copy, as on a node: the copies are the rows "
              "of torch.arange(R).view(-1, shard_ranks).",
              (TABLE, "torch.arange(R).view(shard_ranks, -1).T")),
-        Slip("The ranks with the same rows are the columns of the table of copies.",
+        Slip("Ranks that hold the same rows form a column of the table of copies.",
              ("copies.T.tolist()", "copies.tolist()"), (BOTH, "return shards, shards")),
-        Slip("The replicas are all ranks: take only those with the same rows, a column.",
+        Slip("The replicas group holds all ranks: take only those with the same rows, a column.",
              (BOTH, "return shards, dist.group.WORLD")),
         Slip("The replicas are the ranks r, r + shard_ranks, r + 2 * shard_ranks, ...: a column of "
              "the table of copies.",
              ("copies.T.tolist()", "torch.arange(R).view(shard_ranks, -1).tolist()")),
-        Slip("Each copy must be whole: a ValueError unless shard_ranks divides the ranks.",
+        Slip("Each copy must be whole: raise a ValueError unless shard_ranks divides the number of "
+             "ranks.",
              (f"if {CHECK}", "if False", TABLE, "torch.arange(R // max(1, shard_ranks) * "
               "shard_ranks).view(-1, max(1, shard_ranks))"),
              (f"if {CHECK}", "if shard_ranks < 1 or shard_ranks > R"),
              (f"if {CHECK}", "if not 0 < shard_ranks <= R", TABLE, "torch.arange(R // shard_ranks "
               "* shard_ranks).view(-1, shard_ranks)")),
-        Slip("A size of 0 is a ValueError, too: no copy is whole.",
+        Slip("Raise a ValueError for a size of 0 as well: no copy would be whole.",
              (f"if {CHECK}", "if R % max(1, shard_ranks)", TABLE,
               "torch.arange(R).view(-1, max(1, shard_ranks))")),
-        Slip("More shards than ranks are a ValueError, too: no copy is whole.",
+        Slip("Raise a ValueError for more shards than ranks as well: no copy would be whole.",
              (f"if {CHECK}", "if shard_ranks < 1 or shard_ranks <= R and R % shard_ranks",
               TABLE, "torch.arange(R).view(-1, min(R, shard_ranks))")),
-        Slip("It keeps the last group that it makes. Keep the one that this rank is in.",
+        Slip("This keeps the last group that it makes. Keep the one that this rank is in.",
              (MAKE_SHARDS, "shards = [dist.new_group(row) for row in copies.tolist()][-1]",
               MAKE_REPLICAS, "replicas = [dist.new_group(row) for row in copies.T.tolist()][-1]")),
-        Slip("dist.new_subgroups_by_enumeration(lists) returns this rank's group first, and a list "
-             "of all second. Return two groups.",
+        Slip("dist.new_subgroups_by_enumeration(lists) returns this rank's group first, then a "
+             "list of all groups. Return two groups.",
              (MAKE_SHARDS, MAKE_SHARDS.replace(", _", ""),
               MAKE_REPLICAS, MAKE_REPLICAS.replace(", _", "")),
              (MAKE_SHARDS, MAKE_SHARDS.replace("shards, _", "_, shards"),

@@ -96,7 +96,7 @@ TARGETS, LOGITS = "labels[:, 1:].flatten()", "logits[:, :-1].flatten(0, 1).float
 RETURN = "return dist.get_world_size(group) * total / count"
 ASKS, EMPTY, TOTAL = "    if count is None:\n", "if count == 0:", "    total = F"
 NO_ANSWER = "    if not (targets != IGNORE).any():\n"
-KEEP = "The caller needs its labels again: write nothing into them."
+KEEP = "The caller still needs its labels: don't write into them."
 OWN = "(targets != IGNORE).sum().clamp(min=1)"
 MASKED = Proof(
     masked_loss,
@@ -106,73 +106,77 @@ MASKED = Proof(
            "a batch without any answer is a ValueError on every rank": (ERROR,)},
           _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_place),
     mistakes=(
-        Slip("A mean over ranks of means over tokens: divide by the count of all ranks, not by "
-             "this rank's.", (SUM, "count = count.clamp(min=1)", RETURN, "return total / count"),
+        Slip("This averages the ranks' own means over tokens: divide by the count over all ranks, "
+             "not by this rank's.",
+             (SUM, "count = count.clamp(min=1)", RETURN, "return total / count"),
              ('"sum"', '"mean"', RETURN, "return total.nan_to_num()"),
              (RETURN, f"return total / {OWN}")),
-        Slip("This rank's count alone: dist.all_reduce(count) adds up all ranks'.",
+        Slip("That is this rank's count alone: dist.all_reduce(count) adds up the counts of all "
+             "ranks.",
              (SUM, "count = count.clamp(min=1)")),
         Slip("The mean over no answers is NaN: take the sum, and divide by the count of all ranks.",
              ('"sum"', '"mean"', RETURN, RETURN.replace("total", f"total * {COUNTED}")),
              ('"sum"', '"mean"', RETURN, "return total"), ('"sum"', '"mean"')),
         Slip("Ranks are averaged later, so return R times this rank's share.",
              (RETURN, "return total / count"), (RETURN, "return total / int(count)")),
-        Slip("All ranks' losses are added up: each returns its own share, and the mean over ranks "
-             "comes later.",
+        Slip("This adds up the losses of all ranks: each must return its own share, and the mean "
+             "over ranks comes later.",
              (RETURN, "of_all = total.detach().clone()\n    dist.all_reduce(of_all, group=group)\n"
                       "    return of_all / count + (total - total.detach()) / count")),
-        Slip("Logits are for the token after: logits[:, :-1] beside labels[:, 1:].",
+        Slip("Logits predict the next token: pair logits[:, :-1] with labels[:, 1:].",
              (TARGETS, "labels.flatten()", "logits[:, :-1]", "logits"),
              ("logits[:, :-1]", "logits[:, 1:]"),
              (TARGETS, "labels[:, :-1].flatten()", "logits[:, :-1]", "logits[:, 1:]"),
              (TARGETS, "labels[:, :-1].flatten()")),
-        Slip("Rows do not go on in each other: shift inside each row, then flatten().",
+        Slip("A row does not continue in the next one: shift within each row, then flatten().",
              (TARGETS, "labels.flatten()[1:]", LOGITS, "logits.flatten(0, 1)[:-1].float()")),
-        Slip("The first label of a row does not count: no logits are for it.",
+        Slip("The first label of a row does not count: no logits predict it.",
              (COUNTED, "(labels != IGNORE).sum()")),
         Slip("Masked labels do not count: labels != IGNORE.",
              (COUNTED, "(targets == targets).sum()"), (COUNTED, "targets.new_tensor(len(targets))"),
              (COUNTED, "targets.new_tensor(labels.numel())")),
-        Slip("The word 0 is a word like all others: only IGNORE is masked.",
+        Slip("Token 0 is a token like any other: only IGNORE is masked.",
              (COUNTED, "(targets > 0).sum()")),
-        Slip("The masked labels are in the sum: ignore_index=IGNORE.",
+        Slip("The sum includes masked labels: use ignore_index=IGNORE.",
              ("ignore_index=IGNORE", "ignore_index=-1", TOTAL, f"    targets = targets.clamp(min=0)"
                                                               f"\n{TOTAL}")),
-        Slip("The count is rounded: it is an integer of 64 bits, not a number in the type of the "
-             "logits.", (COUNTED, "(targets != IGNORE).to(logits.dtype).sum()"),
+        Slip("The count is rounded: keep it as a 64-bit integer, not in the logits' dtype.",
+             (COUNTED, "(targets != IGNORE).to(logits.dtype).sum()"),
              (SUM, f"count = count.to(logits.dtype)\n        {SUM}")),
         Slip(KEEP, (TOTAL, f"    labels[labels == IGNORE] = 0\n{TOTAL}"),
              ("    targets =", "    labels[:, 0] = IGNORE\n    targets =")),
-        Slip("The caller needs its logits again: write nothing into them.",
+        Slip("The caller still needs its logits: don't write into them.",
              ("    targets =", "    logits.data[labels == IGNORE] = 0\n    targets =")),
-        Slip("`count` counts all ranks already: do not add it up over ranks again.",
+        Slip("`count` already covers all ranks: don't add it up over ranks again.",
              (ASKS, "    if count is not None:\n        count = torch.tensor(count)\n"
                     f"        {SUM}\n{ASKS}")
              , torch=torch),
-        Slip("Where `count` is given, divide by that: it counts all micro-batches.",
+        Slip("If `count` is given, divide by it: it covers all micro-batches.",
              (ASKS, "    if True:\n")),
-        Slip("It is rounded to 16 bits on the way: logits.float(), before the loss.",
+        Slip("The loss is rounded to 16 bits on the way: use logits.float() before the loss.",
              (LOGITS, LOGITS.removesuffix(".float()")),
              (RETURN, f"{RETURN[:7]}({RETURN[7:]}).to(logits.dtype)")),
-        Slip("Pass `group` on to the all-reduce.", ("(count, group=group)", "(count)")),
+        Slip("Pass `group` to the all-reduce.", ("(count, group=group)", "(count)")),
         Slip("R is the size of the group: dist.get_world_size(group).",
              ("dist.get_world_size(group)", "dist.get_world_size()")),
-        Slip("Without any answer there is nothing to learn from: raise a ValueError.",
+        Slip("With no answers at all, there is nothing to learn from: raise a ValueError.",
              (EMPTY, "if False:"),
              (EMPTY, "if False:", RETURN, f"{RETURN[:7]}({RETURN[7:]}).nan_to_num()")),
-        Slip("A rank without answers returns a loss of 0 with a graph, the sum of nothing: its "
-             "backward must run.", (TOTAL, f"{NO_ANSWER}        return 0.0 * count\n{TOTAL}")),
+        Slip("A rank without answers must return a loss of 0 with a graph, the sum of no losses, "
+             "so that its backward runs.",
+             (TOTAL, f"{NO_ANSWER}        return 0.0 * count\n{TOTAL}")),
         Slip("The sum must stay in the graph.", (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach()"),
              (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach() + 0 * total"),
              (LOGITS, LOGITS.replace("logits", "logits.detach()"))),
-        Slip("It is an error only where no rank has an answer: look at the count of all.",
+        Slip("It is an error only if no rank has an answer: check the count over all ranks.",
              (TOTAL, f"{NO_ANSWER}        raise ValueError('no')\n{TOTAL}")),
-        Slip("All ranks must call the all-reduce, also one without an answer.",
+        Slip("All ranks must call the all-reduce, even one without an answer.",
              (ASKS, f"{NO_ANSWER}        return 0 * logits.float().sum()\n{ASKS}")),
-        Slip("0 is a count that is given, too: `if count is None`.", (ASKS, "    if not count:\n")),
-        Slip("logits[:, :-1] is not contiguous, and view() takes no other: flatten(0, 1).",
+        Slip("A given count can be 0, too: test `if count is None`.",
+             (ASKS, "    if not count:\n")),
+        Slip("logits[:, :-1] is not contiguous, so view() fails: use flatten(0, 1).",
              (LOGITS, "logits[:, :-1].view(-1, logits.shape[-1]).float()")),
-        Slip("One number is all that is sent: the count.",
+        Slip("Send only one number: the count.",
              (SUM, f"{SUM}\n        dist.barrier(group=group)"),
              (SUM, f"count = count.repeat(2)\n        {SUM}\n        count = count[0]")),
     ), hints=(

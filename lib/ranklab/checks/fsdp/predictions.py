@@ -12,7 +12,7 @@ from ranklab.zero import zero_memory, zero_traffic
 PREDICTIONS = (
     Prediction(
         "fsdp_rows_last", solution="10 - 3 * math.ceil(10 / 4)", unit="rows", tolerance=0,
-        hint="Each rank takes ceil(n / R) rows, as long as there are some. What is left?",
+        hint="Each rank takes ceil(n / R) rows, as long as there are enough. What is left?",
         answer=lambda: len(range(*rows_of(10, 4, 3))),
         mistakes={2: "10 // 4 rows are too few: 4 x 2 = 8, and two rows are left over",
                   2.5: "a row can't be cut", 3: "three ranks have 3 rows; then there are fewer "
@@ -22,25 +22,28 @@ PREDICTIONS = (
     ),
     Prediction(
         "fsdp_7b_gb", solution="(4 + 4 + 8) * 7 / 4", unit="GB",
-        hint="Parameters, gradients and two moments take 4 bytes each. What share has each GPU?",
+        hint=("Parameters, gradients and two moments take 4 bytes each. What share does each GPU "
+              "hold?"),
         answer=lambda: zero_memory(3, 7e9, 4, 4, 4, 8).total / 1e9,
         mistakes={112: "that is all of it: each of 4 GPUs holds a quarter",
                   7: "those are the parameters alone", 14: "Adam's two moments are missing, 8 "
                   "bytes",
                   21: "parameters and two moments: the gradients take 4 bytes, too"},
-        why="It does not fit into 24 GB, even without activations. Offload moves it to the CPU.",
+        why=("That does not fit into 24 GB, even without activations. Offloading moves it to the "
+             "CPU."),
     ),
     Prediction(
         "fsdp_step_mb", solution="3 * 3 / 4 * 100", unit="MB",
-        hint="How often does a block travel in a step, and how often do its gradients?",
+        hint="How many times is a block sent in a step, and how many times are its gradients?",
         answer=lambda: zero_traffic(3, 100, 4),
         mistakes={150: "that is data parallelism: here backward gathers the parameters once more",
                   300: "each rank has its own quarter already: (R-1)/R", 75: "that is one gather"},
-        why="Two all-gathers and a reduce-scatter, each (R-1)/R of 100 MB, as in ZeRO's stage 3.",
+        why=("Two all-gathers and a reduce-scatter, each sending (R-1)/R of 100 MB, as in ZeRO "
+             "stage 3."),
     ),
     Prediction(
         "fsdp_norm_bytes", solution="8", unit="bytes", tolerance=0,
-        hint="Which number of each rank can be added up to make the norm of all?",
+        hint="Which number from each rank can be added up to get the norm over all ranks?",
         answer=lambda: torch.float64.itemsize,
         mistakes={4: "the sum of squares is kept in float64", 64: "bits, not bytes",
                   0: "no rank knows the gradients of the others"},
@@ -48,13 +51,14 @@ PREDICTIONS = (
     ),
     Prediction(
         "fsdp_hybrid_mb", solution="2 * 1 / 2 * 100 / 4", unit="MB",
-        hint="What does each GPU have after the reduce-scatter, and which GPU has the same rows?",
+        hint=("What does each GPU have after the reduce-scatter, and which other GPU has the same "
+              "rows?"),
         answer=lambda: best_sent_bytes("all_reduce", 100 / 4, 2),
         mistakes={100: "each GPU has a quarter of the gradients by then: 25 MB",
                   50: "a ring all-reduce of 2 sends the size once: 2 (R-1)/R = 1",
                   75: "that is what the reduce-scatter sends inside the node",
                   175: "that is an all-reduce over all 8"},
-        why="An all-reduce of 2 over 25 MB; the parameters do not leave the node at all.",
+        why="An all-reduce of 25 MB between 2 GPUs; the parameters never leave the node.",
     ),
     Formula(
         "hidden_shard_tokens", {"flops": (1e13, 1e15), "inside": (1e11, 1e12),
@@ -62,8 +66,8 @@ PREDICTIONS = (
         hidden_shard_tokens,
         solution="lambda flops, inside, between, gpus_per_node: flops * max(1 / inside, 1 / "
                  "(gpus_per_node * between))",
-        hint="Two kinds of links are busy at the same time. For each: how many seconds, and which "
-             "of the two is the last to be hidden?",
+        hint=("Two kinds of links are busy at the same time. How many seconds does each need, and "
+              "which of the two is hidden last?"),
         step="Inside: 2 * P * T / flops = 2 * P / inside. Between: 4 * P * T / flops = 2 * 2 * "
              "(P / gpus_per_node) / between. The larger T counts.",
         mistakes={
@@ -77,7 +81,7 @@ PREDICTIONS = (
             "(gpus_per_node * between))":
                 "the two kinds of links are busy at the same time, so the longer one counts",
         },
-        why="With eight GPUs a node, a card may be eight times slower than NVLink, and costs no "
-            "more.",
+        why=("With eight GPUs per node, a network card can be eight times slower than NVLink at no "
+             "extra cost in time."),
     ),
 )

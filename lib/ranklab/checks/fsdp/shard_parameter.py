@@ -109,50 +109,51 @@ SHARD_PARAMETER = Proof(
            COST},
           _see, CASES, (4,), (ALL, *GROUPS), oracle=by_chunk),
     mistakes=(
-        Slip("Rows are left over: round up, -(-n // R), and the last ranks have fewer.",
+        Slip("Round up, -(-n // R), so that no rows are left over; the last ranks have fewer.",
              (UP, "len(parameter) // R"),
              (UP, "len(parameter) // R",
               BEYOND, "\n    stop = len(parameter) if rank == R - 1 else stop")),
-        Slip("Where R divides n, this is a row too many: round up, -(-n // R).",
+        Slip("When R divides n, this is one row too many: round up, -(-n // R).",
              (UP, "len(parameter) // R + 1")),
-        Slip("Each rank has ceil(n/R) rows, as long as there are some, as torch.chunk cuts. "
-             "tensor_split gives the first ranks what is left over.",
+        Slip("Each rank has ceil(n/R) rows until none are left, as with torch.chunk. tensor_split "
+             "gives the leftover rows to the first ranks.",
              (TAKE, "parameter.detach().tensor_split(R)[rank].clone()")),
-        Slip("Take rows that lie one after the other.",
+        Slip("Take consecutive rows.",
              (TAKE, "parameter.detach()[rank::R].clone()")),
-        Slip("torch.chunk gives fewer chunks than ranks where there are few rows: the ranks after "
-             "them get none, parameter[:0].",
+        Slip("With few rows, torch.chunk returns fewer chunks than there are ranks: the remaining "
+             "ranks get none, parameter[:0].",
              (TAKE, "parameter.detach().chunk(R)[rank].clone()"),
              (TAKE, "parameter.detach().split(max(length, 1))[rank].clone()")),
-        Slip("Rank r has the rows from r * ceil(n/R) on: rank 0 the first ones.",
+        Slip("Rank r's rows start at r * ceil(n/R): rank 0 has the first ones.",
              ("first, stop = rank", "rank = R - 1 - rank\n    first, stop = rank")),
-        Slip("It is a view: the parameter could not be freed. Copy the rows: clone().",
+        Slip("This is a view, so the parameter could not be freed. Copy the rows: clone().",
              (TAKE, TAKE.replace(".clone()", "")),
              (TAKE, "parameter.detach()[first:stop].contiguous()"),
              (TAKE, "parameter.data[first:stop]")),
-        Slip("A slice of a copy keeps all of the copy in memory. First cut, then copy.",
+        Slip("A slice of a copy keeps the whole copy in memory. Slice first, then copy.",
              (TAKE, "parameter.detach().clone()[first:stop]")),
-        Slip("The parameter stays trainable: detach() cuts the graph, and leaves it as it is.",
+        Slip("The parameter must stay trainable: detach() cuts the graph, and leaves the parameter "
+             "unchanged.",
              ("parameter.detach()[", "parameter.requires_grad_(False)[")),
-        Slip("A parameter need not be contiguous, and view() takes no other: parameter[a:b], or "
+        Slip("A parameter need not be contiguous, but view() requires it: use parameter[a:b], or "
              "reshape.", (TAKE, "parameter.detach().view(-1).view(parameter.shape)[first:stop]"
                                 ".clone()")),
-        Slip("Only numbers are copied: a gradient comes by a backward.",
+        Slip("Copy only the numbers: a gradient comes from a backward.",
              (CUT, f"rows = {TAKE}\n    if parameter.grad is not None:\n"
                    "        rows.grad = parameter.grad[first:stop]\n    return rows"),
              (CUT, f"rows = {TAKE}\n    rows.grad = parameter.grad[first:stop]\n    return rows")),
-        Slip("The parameter keeps its gradient: the caller may need it.",
+        Slip("Leave the parameter's gradient alone: the caller may need it.",
              (CUT, f"rows = {TAKE}\n    parameter.grad = None\n    return rows")),
-        Slip("The parameter keeps its numbers: the caller frees it.",
+        Slip("Leave the parameter's numbers alone: the caller will free it.",
              (CUT, f"rows = {TAKE}\n    parameter.data.zero_()\n    return rows"),
              (CUT, f"rows = {TAKE}\n    parameter.data = rows\n    return rows"),
              (CUT, f"rows = {TAKE}\n    parameter.data = parameter.data[:0]\n    return rows")),
-        Slip("The shard has a graph, which keeps the parameter: cut parameter.detach().",
+        Slip("The shard has a graph, which keeps the parameter alive: slice parameter.detach().",
              (TAKE, TAKE.replace(".detach()", ""))),
         Slip("Pass `group` on: get_rank(group), get_world_size(group).",
              (RANK, "dist.get_rank()", RANKS, "dist.get_world_size()"), (RANK, "dist.get_rank()"),
              (RANKS, "dist.get_world_size()")),
-        Slip("Padding is for messages: the last ranks have fewer rows, or none.",
+        Slip("Padding is only for messages: the last ranks have fewer rows, or none.",
              (CUT, f"rows = {TAKE}\n    padding = rows.new_zeros(length - len(rows), "
                    "*rows.shape[1:])\n    return torch.cat([rows, padding])"), torch=torch),
         Slip("A shard keeps all other dims of the parameter: (rows, ...).",
@@ -160,28 +161,29 @@ SHARD_PARAMETER = Proof(
         Slip("Cut between rows, not in the middle of one.",
              (TAKE, "parameter.detach().flatten()[-(-parameter.numel() // R) * rank :]"
                     "[: -(-parameter.numel() // R)].clone()")),
-        Slip("Cut the first dim: a bias has no second one.",
+        Slip("Cut along the first dimension: a bias has no second one.",
              (UP, "-(-parameter.shape[-1] // R)", TAKE, TAKE.replace("[first", "[..., first"))),
-        Slip("The shard has the type of the parameter.", (TAKE, f"{TAKE}.float()")),
-        Slip("It goes through float32, which rounds a float64.",
+        Slip("The shard must have the parameter's dtype.", (TAKE, f"{TAKE}.float()")),
+        Slip("The rows go through float32, which rounds float64.",
              (TAKE, f"{TAKE}.float().to(parameter)")),
-        Slip("Something is kept from another call: a parameter of the same shape may hold other "
-             "numbers.", ("group=None", "group=None, kept={}", TAKE, "kept.setdefault((rank, R, "
+        Slip("Keep nothing from one call to the next: another parameter of the same shape may hold "
+             "different numbers.",
+             ("group=None", "group=None, kept={}", TAKE, "kept.setdefault((rank, R, "
                           f"parameter.shape, parameter.dtype), {TAKE}).clone()")),
-        Slip("Every rank has the whole parameter: nothing need be sent.",
+        Slip("Every rank already has the whole parameter: nothing needs to be sent.",
              (CUT, "whole = parameter.detach().clone(memory_format=torch.contiguous_format)\n"
                    "    dist.broadcast(whole, group=group, group_src=0)\n"
                    "    return whole[first:stop].clone()"), torch=torch),
-        Slip("Only the shape () is an error: (1,) is a row, and a rank may have none.",
+        Slip("Only the shape () is an error: (1,) is one row, and a rank may have no rows.",
              (SHAPELESS, "if len(parameter) < dist.get_world_size(group):"),
              (SHAPELESS, "if parameter.numel() <= 1:")),
         Slip("Keep the stub's ValueError for the shape ().", (SHAPELESS, "if False:"),
              (SHAPELESS, "if parameter.dim() == 0:\n        return parameter.detach().clone()\n"
                          "    if False:")),
     ), hints=(
-        "How many rows must each rank have, so that R times as many are enough?",
-        "length = ceil(n / R), which is -(-n // R). Rank r has the rows from r * length on; a "
-        "slice that goes too far is cut, or empty.",
+        "How many rows must each rank have, so that R times that number is enough?",
+        "length = ceil(n / R), which is -(-n // R). Rank r's rows start at r * length; a slice "
+        "that goes past the end is cut short, or empty.",
         "length = -(-len(parameter) // dist.get_world_size(group)); first = length * "
         "dist.get_rank(group); return parameter.detach()[first : first + length].clone()",
     ))

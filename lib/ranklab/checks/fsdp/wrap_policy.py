@@ -15,16 +15,16 @@ from ranklab.models.gpt import GPT, GPTConfig
 OURS = 159  # blocks that the library's policy takes in all; a test holds them together
 MOST = 1.2  # times as many
 # What is said.
-TOO_LARGE = "Raise a ValueError where the finest blocks are too large."
-LARGER = "Take larger blocks as long as they fit, and none where the root has room."
-THERE_IS = ("There is a choice that fits: whole_bytes() may be as large as most_bytes. Go down to "
-            "single layers, and look at each module for which can_be_a_block() is True: one with "
-            "children may have parameters of its own, too.")
+TOO_LARGE = "Raise a ValueError if even the smallest blocks are too large."
+LARGER = "Take larger blocks as long as they fit, and no block for what fits in the root."
+THERE_IS = ("Some choice of blocks fits: whole_bytes() may equal most_bytes. Try every module for "
+            "which can_be_a_block() is True, down to single layers: one with children may have its "
+            "own parameters.")
 MODULES = "Return modules inside the model: not names, and not the model itself, the root."
-OUTERMOST = "outermost() drops these."
-CAN_BE = ("can_be_a_block() tells. Take a larger module that holds everything it shares, or "
-          "modules inside it.")
-ROOT = "Count the root, what is in no block, and twice the largest block: whole_bytes()."
+OUTERMOST = "outermost() drops blocks that are inside others."
+CAN_BE = ("Check with can_be_a_block(). Take a larger module that holds everything this one "
+          "shares, or modules inside it.")
+ROOT = "Count the root (everything in no block) and twice the largest block: whole_bytes()."
 
 
 def _stages():
@@ -120,9 +120,9 @@ WRAP = Exercise(
              (FOUND, "return [*blocks, model]")),
     ), hints=(
         "What would be whole with no block at all? With each layer as a block? What is between?",
-        "Let no block be larger than some size, and take the largest modules within it that can "
-        "be blocks. Try all sizes, from the largest down, until whole_bytes() is small enough.",
-        "For each size: modules with can_be_a_block() and parameter_bytes() <= size, without those "
-        "that are inside another of them. The first size that fits wins. At last drop the blocks "
-        "that fit in the root as well, the smallest first.",
+        "Let no block be larger than some size, and take the largest modules within that size that "
+        "can be blocks. Try all sizes, from the largest down, until whole_bytes() is small enough.",
+        "For each size, take the modules with can_be_a_block() and parameter_bytes() <= size, "
+        "except those inside another of them. The first size that fits wins. Finally, drop the "
+        "blocks that fit in the root as well, the smallest first.",
     ))

@@ -82,8 +82,8 @@ ROWS, BACK = "ab, aa, bb = dots", "gather_halves(part, lengths, group).view(x.sh
 COMBINED = "of_a[tensor_of] * a + of_b[tensor_of] * b"
 STEPS, PASSED = "while step <= distance", "rank ^ step, group)"
 DOTS = "len(sizes))\n        step"
-ZERO = ("A gradient of zeros has |a|^2 = 0: there the coefficient is 1, not 1 - 0/0, whichever of "
-        "a and b is zero. torch.where(aa > 0, ab / (2 * aa), 0).")
+ZERO = ("A gradient of zeros has |a|^2 = 0: its coefficient is 1, not 1 - 0/0, for b as well as "
+        "for a. Use torch.where(aa > 0, ab / (2 * aa), 0).")
 
 
 def _both(old, new):
@@ -107,19 +107,21 @@ ADASUM = Proof(
           _see, tuple(CASES), (8,), oracle=by_definition),
     mistakes=(
         # the coefficients
-        Slip("Each coefficient takes off *half*: ab / (2 * aa).", _both("ab / (2 * N)", "ab / N")),
-        Slip("With a minus: what agrees counts once, and not twice.",
+        Slip("Each coefficient subtracts only *half*: ab / (2 * aa).",
+             _both("ab / (2 * N)", "ab / N")),
+        Slip("Use a minus sign: the part that both vectors share counts once, not twice.",
              _both("1 - torch.where(N", "1 + torch.where(N")),
-        Slip("The coefficient is what is left: 1 - ab / (2 * aa).",
+        Slip("The coefficient is what remains: 1 - ab / (2 * aa).",
              _both("1 - torch.where(N", "torch.where(N")),
-        Slip("Brackets: it is ab / (2 * aa).", _both("ab / (2 * N)", "ab / 2 * N")),
-        Slip("No root here: aa and bb are squares already.",
+        Slip("Brackets are missing: ab / (2 * aa).", _both("ab / (2 * N)", "ab / 2 * N")),
+        Slip("Don't take the square root: the formula needs the squares, aa and bb.",
              _both("(2 * N)", "(2 * N**0.5)")),
-        Slip("Each vector has its own coefficient, with its own square: aa for a, bb for b.",
+        Slip("Each vector has its own coefficient, with its own squared length: aa for a, bb for "
+             "b.",
              _both("(2 * N)", "(2 * (aa * bb)**0.5)"),
              ("ab / (2 * aa)", "ab / (2 * (aa + bb) / 2)", "ab / (2 * bb)",
               "ab / (2 * (aa + bb) / 2)")),
-        Slip("Nothing is added to |a|^2, and it has no lower limit: tiny gradients count as any "
+        Slip("Don't add anything to |a|^2, and don't clamp it: tiny gradients count like all "
              "others.",
              _both("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N + 1e-8)"),
              _both("where(N > 0", "where(N > 1e-8"),
@@ -128,69 +130,73 @@ ADASUM = Proof(
              _both("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N.clamp(min=1e-12))")),
         Slip(ZERO, (B, "ab / (2 * bb)"), (A, "ab / (2 * aa)"),
              (A, "ab / (2 * aa)", B, "ab / (2 * bb)")),
-        Slip("A vector of zeros has the coefficient 1, and takes nothing from the other one.",
+        Slip("If one vector is all zeros, both coefficients are 1: it must not take anything from "
+             "the other vector.",
              (A, "torch.where((aa > 0) & (bb > 0), ab / (2 * aa), 1)")),
-        Slip("The rows of dot_products: the order is a.b, a.a, b.b.",
+        Slip("The rows of dot_products are in the order a.b, a.a, b.b.",
              *((ROWS, f"{order} = dots") for order in (
                  "aa, ab, bb", "aa, bb, ab", "bb, ab, aa", "bb, aa, ab"))),
-        Slip("Each vector takes its own coefficient: that of a has |a|^2 in it. The rows of "
-             "dot_products are a.b, a.a, b.b.",
+        Slip("Multiply each vector by its own coefficient: the one for a contains |a|^2. The rows "
+             "of dot_products are a.b, a.a, b.b.",
              (COMBINED, "of_b[tensor_of] * a + of_a[tensor_of] * b"),
              (ROWS, "ab, bb, aa = dots")),
-        Slip("This is the sum: each vector takes its coefficient first.", (COMBINED, "a + b")),
-        Slip("This is the mean: what is orthogonal must be added.", (COMBINED, "(a + b) / 2")),
-        Slip("Nothing is divided by the number of ranks.", (BACK, f"{BACK} / R")),
+        Slip("This is the plain sum: multiply each vector by its coefficient first.",
+             (COMBINED, "a + b")),
+        Slip("This is the mean: orthogonal parts must be added, not averaged.",
+             (COMBINED, "(a + b) / 2")),
+        Slip("Don't divide by the number of ranks.", (BACK, f"{BACK} / R")),
         # which numbers
-        Slip("One coefficient for all of them mixes layers: the layer with the largest gradients "
+        Slip("One coefficient for all tensors mixes layers: the layer with the largest gradients "
              "would decide.", ("sizes or [x.numel()]", "[x.numel()]"),
              (ROWS, "ab, aa, bb = dots.sum(1, keepdim=True).expand_as(dots)")),
-        Slip("There is one coefficient for each tensor, but the parts have elements: "
-             "indexed with tensor_of it is each element's own.", (COMBINED, "of_a * a + of_b * b")),
-        Slip("Each element takes the coefficient of its own tensor: index with tensor_of.",
+        Slip("There is one coefficient per tensor, but a and b hold elements: index with tensor_of "
+             "to get each element's coefficient.", (COMBINED, "of_a * a + of_b * b")),
+        Slip("Each element needs the coefficient of its own tensor: index with tensor_of.",
              (COMBINED, "of_a[0] * a + of_b[0] * b"), (COMBINED, "of_a[-1] * a + of_b[-1] * b")),
-        Slip("The ranks of a pair must agree which vector is a and which is b: a is the left "
-             "one's, on both. Else the sums over ranks mix |a|^2 of one with |b|^2 of the other.",
+        Slip("Both ranks of a pair must take the left rank's vector as a. Otherwise the sums over "
+             "ranks mix |a|^2 of one with |b|^2 of the other.",
              ("(local_half, peer_half) if is_left else (peer_half, local_half)",
               "local_half, peer_half")),
-        Slip("A rank holds part of the two vectors, so its dot products are only part of the sum: "
-             "add those of rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance.",
+        Slip("A rank holds only part of the two vectors, so its dot products are partial sums: add "
+             "those from rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance.",
              (STEPS, "while False"), (STEPS, "while step < distance")),
-        Slip("From the second round on, more than two ranks hold parts of the two vectors: add "
-             "those of rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance.",
+        Slip("From the second round on, more than two ranks hold parts of the two vectors: add the "
+             "dot products from rank ^ 1, rank ^ 2, rank ^ 4, ... rank ^ distance.",
              (STEPS, "step = distance\n        while step == distance")),
-        Slip("Between the first step and the last, step = 1, 2, 4, ... distance: none is left out.",
+        Slip("Don't skip the steps between the first and the last: step = 1, 2, 4, ... distance.",
              ("step *= 2", "step = 2 * distance if step == distance else distance")),
         Slip("Add what arrives to your own dot products: dots += ...", ("dots += ", "dots = ")),
         # types
-        Slip("300 * 300 does not fit into float16, and 1e20 * 1e20 not into float32: dot products "
-             "need float64, from the first sum to the coefficients.",
+        Slip("300 * 300 overflows in float16, and 1e20 * 1e20 in float32: dot products need "
+             "float64, from the first sum to the coefficients.",
              (DOTS, DOTS.replace("))", ")).float()")), (ROWS, "ab, aa, bb = dots.float()"),
              (DOTS, DOTS.replace("))", ")).to(x.dtype)")),
              (ROWS, "ab, aa, bb = dots.to(x.dtype)")),
-        Slip("Vectors in float64 lose half of their digits in float32.",
+        Slip("float64 vectors lose half of their digits in float32.",
              (COMBINED, "of_a[tensor_of] * a.float() + of_b[tensor_of] * b.float()")),
-        Slip("The coefficients are float64: bring the result back with .to(x.dtype).",
+        Slip("The coefficients are float64: convert the result back with .to(x.dtype).",
              (").to(x.dtype)", ")")),
         Slip("The result has x's dtype, whatever it is.", (").to(x.dtype)", ").float()")),
         # x, the cost, the group
-        Slip("x itself is changed: flatten() may be x. Work on new tensors.",
+        Slip("This changes x itself: x.flatten() may share x's memory. Work on new tensors.",
              (f"part = ({COMBINED}).to(x.dtype)",
               "part = a.mul_(of_a[tensor_of]).add_(of_b[tensor_of] * b)")),
-        Slip("Swap halves: keep one, and give the other away.",
+        Slip("Swap halves: keep one, and send the other.",
              ("(left, right) if is_left else (right, left)", "part, part",
               "tensor_of.tensor_split(2)[0 if is_left else 1]", "tensor_of",
               STEPS, "while False", BACK, "part.view(x.shape)")),
-        Slip("Pass `group` on wherever you ask or send: to get_rank, sendrecv and gather_halves.",
+        Slip("Pass `group` to every call that needs it: get_rank, sendrecv and gather_halves.",
              ("rank, R =", "group = None\n    rank, R =")),
-        Slip("Pass `group` on, also for the dot products: sendrecv(dots, ..., group).",
+        Slip("Pass `group` for the dot products as well: sendrecv(dots, ..., group).",
              (PASSED, PASSED.replace(", group", ""))),
-        Slip("On every rank: raise a ValueError unless R is a power of two. R & (R - 1) is 0 only "
+        Slip("Every rank must raise a ValueError unless R is a power of two: R & (R - 1) is 0 only "
              "then.", ("if R & (R - 1):", "if R == 3 and rank < 2:\n        return x.clone()\n"
                        "    if R & (R - 1):")),
     ), hints=(
-        "After the swap you hold one half of two vectors. On both ranks a is the left one's. What "
-        "do you need to combine them, and which part of that do other ranks hold?",
-        "dot_products counts your part only. With step = 1, 2, 4, ... distance: exchange dots with "
+        "After the swap, you hold one half of each of two vectors. On both ranks, a is the left "
+        "rank's vector. What do you need to combine them, and which part of that do other ranks "
+        "hold?",
+        "dot_products covers only your part. For step = 1, 2, 4, ... distance, exchange dots with "
         "rank ^ step, and add what arrives.",
         "ab, aa, bb = dots; of_a = 1 - torch.where(aa > 0, ab / (2 * aa), 0), of_b likewise; "
         "part = (of_a[tensor_of] * a + of_b[tensor_of] * b).to(x.dtype)",

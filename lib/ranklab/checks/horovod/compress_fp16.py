@@ -101,69 +101,76 @@ COMPRESS = Proof(
           oracle=by_numpy),
     Stage("whole numbers, complex ones, and what has 16 bits or fewer already, stay as they are",
           _see, tuple(Case(dtype) for dtype in STAYS), oracle=by_numpy,
-          note="Compress only floating point of more than 16 bits: return anything else as it is."),
+          note=("Compress only floating-point tensors of more than 16 bits: return anything else "
+                "unchanged.")),
     Stage("what does not fit becomes infinite: nothing is clipped or scaled silently", _see_limits,
           FLOATS, oracle=by_numpy),
     mistakes=(
         # what travels
-        Slip("float32 travels as it is. tensor.to(torch.float16), for every floating point type "
-             "above 16 bits.", (ENOUGH, "dtype.itemsize <= 4")),
-        Slip("float64 is compressed, too: ask is_floating_point and itemsize, not for one type.",
+        Slip("float32 is sent uncompressed: use tensor.to(torch.float16) for every floating-point "
+             "dtype above 16 bits.", (ENOUGH, "dtype.itemsize <= 4")),
+        Slip("Compress float64 as well: check is_floating_point and itemsize, not for one "
+             "particular dtype.",
              (f"{NO_FLOAT} or {ENOUGH}", "dtype != torch.float32"),
              (ENOUGH, "dtype.itemsize != 4")),
-        Slip("float64 takes 16 bits on the way, not 32.",
+        Slip("Compress float64 to 16 bits, not to 32.",
              (CAST, "tensor.to({4: torch.float16, 8: torch.float32}[dtype.itemsize])")),
-        Slip("Make it torch.float16, not bfloat16.", ("torch.float16", "torch.bfloat16")),
-        Slip("A view reads the same bytes as other numbers; to() rounds each number.",
+        Slip("Use torch.float16, not bfloat16.", ("torch.float16", "torch.bfloat16")),
+        Slip("view(dtype) reinterprets the same bytes as different numbers; to() rounds each "
+             "number.",
              (CAST, "tensor.contiguous().view(-1).view(torch.float16)")),
-        Slip("The shape stays: to() changes only the type.",
+        Slip("Keep the shape: to() changes only the dtype.",
              (CAST, "tensor.flatten().to(torch.float16)"), (CAST, "tensor.half()[None]")),
-        Slip("A small tensor is compressed, too: whoever reduces it expects 16 bits.",
+        Slip("Compress small tensors as well: the code that reduces them expects 16 bits.",
              (NO_FLOAT, "tensor.numel() < 2 or not dtype.is_floating_point")),
-        Slip("A plain cast: nothing is divided on the way.",
+        Slip("Use a plain cast: don't divide before it or multiply after it.",
              (CAST, "(tensor / 2).to(torch.float16)", BACK, "2 * reduced.to(dtype)")),
-        Slip("A plain cast: above 65504 it is infinite. That must be seen, not hidden.",
+        Slip("Use a plain cast: values above 65504 become infinite, and that must be seen, not "
+             "hidden.",
              (CAST, "tensor.clamp(-65504, 65504).to(torch.float16)"),
              (CAST, "tensor.to(torch.float16).nan_to_num(posinf=65504.0, neginf=-65504.0)"),
              (BACK, "reduced.to(dtype).clamp(-65504, 65504)"),
              (BACK, "reduced.nan_to_num().to(dtype)")),
-        Slip("A plain cast: float16 goes down to 6e-8, below 6e-5 with fewer digits. Do not round "
-             "them to 0.", (CAST, "tensor.where(tensor.abs() > 6.1e-5, 0).to(torch.float16)")),
+        Slip("Use a plain cast: float16 goes down to 6e-8, with fewer digits below 6e-5. Do not "
+             "round such small values to 0.",
+             (CAST, "tensor.where(tensor.abs() > 6.1e-5, 0).to(torch.float16)")),
         # what stays
-        Slip("Leave alone what is no floating point: float16 can't hold whole numbers above 2048 "
-             "exactly, and no imaginary part. Ask tensor.dtype.is_floating_point.",
+        Slip("Leave tensors that are not floating point alone: float16 can't hold all whole "
+             "numbers above 2048 exactly, or an imaginary part. Check "
+             "tensor.dtype.is_floating_point.",
              (NO_FLOAT, "False"), (f"{NO_FLOAT} or {ENOUGH}", "False")),
-        Slip("A complex tensor loses its imaginary part: ask dtype.is_floating_point.",
+        Slip("A complex tensor loses its imaginary part: check dtype.is_floating_point.",
              (NO_FLOAT, "dtype in (torch.int64, torch.int32)"),
              (NO_FLOAT, "not dtype.is_floating_point and not dtype.is_complex")),
-        Slip("It has 16 bits already: nothing is saved, and what bfloat16 holds above 65504 is "
-             "lost.", (f" or {ENOUGH}", ""), (ENOUGH, "dtype.itemsize < 2"),
+        Slip("Don't cast what already has 16 bits: nothing is saved, and bfloat16 values above "
+             "65504 are lost.", (f" or {ENOUGH}", ""), (ENOUGH, "dtype.itemsize < 2"),
              (ENOUGH, "dtype == torch.float16")),
-        Slip("float8 has 8 bits: float16 would be twice as much. Ask dtype.itemsize.",
+        Slip("float8 has only 8 bits: float16 would double the bytes. Check dtype.itemsize.",
              (ENOUGH, "dtype.itemsize == 2"),
              (ENOUGH, "dtype in (torch.float16, torch.bfloat16)")),
-        Slip("Return the tensor as it is.", ("return tensor, ", "return tensor.flatten(), "),
+        Slip("If nothing is compressed, return the tensor as it is.",
+             ("return tensor, ", "return tensor.flatten(), "),
              ("return tensor, ", "return tensor.float(), ")),
-        Slip("What is not compressed is reduced, too: restore returns its argument.",
+        Slip("A tensor that is not compressed is still reduced: restore must return its argument.",
              (AS_IT_IS, "lambda reduced: tensor\n"), (AS_IT_IS, "lambda reduced: None\n"),
              (AS_IT_IS, "lambda reduced: reduced.float()\n")),
-        Slip("Also where nothing is compressed, return two things: the tensor and a function.",
+        Slip("Even if nothing is compressed, return two things: the tensor and a function.",
              (f"tensor, {AS_IT_IS}", "tensor\n"), (AS_IT_IS, "None\n")),
         # restore
-        Slip("restore must remember the type of *its* tensor: keep dtype = tensor.dtype in this "
+        Slip("restore must remember the dtype of *its* tensor: set dtype = tensor.dtype in this "
              "call, and use it in the inner function.",
              (BACK, "reduced.float()"), (BACK, "reduced.double()"),
              ("(tensor):", "(tensor, of_all={}):", BACK, "reduced.to(of_all[0])",
               CAST, "of_all.setdefault(0, dtype) and tensor.to(torch.float16)")),
-        Slip("Two tensors share what restore remembers: each call has a dtype of its own.",
+        Slip("Two tensors share the dtype that restore remembers: each call needs its own.",
              ("(tensor):", "(tensor, of_all={}):", BACK, "reduced.to(of_all[0])",
               "dtype = tensor.dtype", "dtype = of_all[0] = tensor.dtype")),
-        Slip("restore must convert its argument, which is the reduced tensor, and not the tensor "
-             "that was sent.", (BACK, "tensor"), (BACK, "tensor.clone()")),
-        Slip("Nothing is converted back: reduced.to(dtype).", (BACK, "reduced")),
+        Slip("restore must convert its argument, which is the reduced tensor, not the tensor that "
+             "was sent.", (BACK, "tensor"), (BACK, "tensor.clone()")),
+        Slip("The result is not converted back: use reduced.to(dtype).", (BACK, "reduced")),
         Slip("restore must return its result.", (BACK, "None"),
              (BACK, "[reduced.to(dtype)]")),
-        Slip("Each result is a tensor of its own: to(dtype) makes a new one.",
+        Slip("Don't overwrite the tensor that was sent: to(dtype) makes a new one.",
              (BACK, "tensor.copy_(reduced)")),
         Slip("Return two things: the tensor that travels, and a function of the reduced tensor.",
              (f"return {CAST}, lambda reduced: {BACK}", f"return {CAST}"),
@@ -173,7 +180,7 @@ COMPRESS = Proof(
              (f"return {CAST}, lambda reduced: {BACK}",
               f"return (lambda reduced: {BACK}), {CAST}")),
     ), hints=(
-        "What must restore know that the small tensor does not say? The type that it had before.",
+        "What must restore know that the small tensor does not tell it? The original dtype.",
         "An inner function remembers the names around it: dtype = tensor.dtype, and then "
         "lambda reduced: reduced.to(dtype).",
         "if not dtype.is_floating_point or dtype.itemsize <= 2: return tensor, lambda reduced: "

@@ -233,85 +233,90 @@ OPTIMIZER = Proof(
           _see, CASES, (1, 3), oracle=by_torch),
     mistakes=(
         # the average
-        Slip("It is a sum instead of the mean: op=Average.", ("op=Average", "op=Sum"), Sum=Sum),
-        Slip("It is divided twice: op=Average has divided by the number of ranks.",
+        Slip("That is the sum instead of the mean: use op=Average.", ("op=Average", "op=Sum"),
+             Sum=Sum),
+        Slip("You divide twice: op=Average already divides by the number of ranks.",
              (AVERAGE, f"{AVERAGE} / size()"), (COMPRESS, COMPRESS.replace("p.grad",
                                                                           "p.grad / size()")),
              size=size),
-        Slip("Ask for the average of p.grad, the gradient, and not of p.",
+        Slip("Ask for the average of the gradient p.grad, not of the parameter p.",
              (COMPRESS, "compression.compress(p.detach().clone())")),
-        Slip("The average is in the tensor that was asked for, and with fp16 that is the small "
-             "copy: p.grad = compression.decompress(synchronize(handle), ctx).", (PUT, AVERAGE)),
-        Slip("The average is in the copy: p.grad = what synchronize() returns, decompressed.",
+        Slip("The average is in the tensor that you sent, which with fp16 is the small copy: "
+             "p.grad = compression.decompress(synchronize(handle), ctx).", (PUT, AVERAGE)),
+        Slip("The average is in the copy: decompress what synchronize() returns, and set p.grad to "
+             "it.",
              (PUT, AVERAGE, COMPRESS, COMPRESS.replace("p.grad", "p.grad.clone()"))),
-        Slip("Put the average into p.grad, also where that was None.",
+        Slip("Put the average into p.grad, even where p.grad was None.",
              ("wait(*_):", "wait(*_):\n        had = {p for p in names if p.grad is not None}",
               AVERAGE, f"[None, {AVERAGE}][p in had]")),
-        Slip("All must be averaged before the optimizer's own step begins.",
+        Slip("All gradients must be averaged before the optimizer's own step begins.",
              ("register_step_pre_hook", "register_step_post_hook")),
         # when, and how often
-        Slip("Nothing travels while backward computes: ask in the hook of each parameter.",
+        Slip("No communication overlaps with backward: ask in the hook of each parameter.",
              (f"p.{HOOKED}", "p")),
-        Slip("In the hook only ask: step() waits.",
+        Slip("Don't wait in the hook, only ask: step() waits.",
              (ASK, f"{ASK}\n        synchronize(handles[p][0])"),
              (ASK, f"{ASK}\n        p.grad = compression.decompress(synchronize(handles[p][0]), "
                    "ctx)")),
-        Slip("A lambda in a loop sees the last parameter only.",
+        Slip("A lambda in a loop sees only the last parameter.",
              (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"), REFUSES, "if False:"),
              (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"))),
-        Slip("This hook comes before p.grad is there: register_post_accumulate_grad_hook.",
+        Slip("This hook runs before p.grad is set: use register_post_accumulate_grad_hook.",
              (HOOKED, "register_hook(lambda _, p=p: ask(p))")),
-        Slip("A second backward before step() must end in a ValueError: raise it in the hook, "
-             "whenever this parameter was asked for in this step.",
+        Slip("A second backward before step() must raise a ValueError: raise it in the hook if "
+             "this parameter's average was already asked for in this step.",
              ("raise ValueError", "str"), (REFUSES, "if False:"),
              (REFUSES, "if p in handles and not handles[p][0].finished.is_set():")),
-        Slip("That this is a mistake of the caller is said by a ValueError.",
+        Slip("This is the caller's mistake, so raise a ValueError.",
              ("raise ValueError", "raise RuntimeError")),
         # what no hook has asked for
-        Slip("Some hooks never ran, and other ranks may wait: before step() waits, it must ask for "
-             "the rest, with zeros where this rank has no gradient.", (LACKS, "if False"),
+        Slip("Some hooks never ran, and other ranks may be waiting: before step() waits, it must "
+             "ask for the rest, with zeros where this rank has no gradient.", (LACKS, "if False"),
              (LACKS, f"{LACKS} and p.grad is not None")),
-        Slip("In wait p.grad may be None, where backward did not use p: put zeros there before you "
-             "ask, torch.zeros_like(p).", (f"p.grad = {FILLED}", "p.grad = p.grad")),
-        Slip("A rank on which no hook ran must ask, too, for all its parameters: other ranks may "
-             "have a gradient, and wait.",
+        Slip("In wait, p.grad is None if backward did not use p: set it to torch.zeros_like(p) "
+             "before you ask.", (f"p.grad = {FILLED}", "p.grad = p.grad")),
+        Slip("A rank on which no hook ran must still ask for all its parameters: other ranks may "
+             "have a gradient and be waiting.",
              ("wait(*_):", "wait(*_):\n        if not handles:\n            return")),
-        Slip("Parameters of all groups take part, also those that no hook has asked for.",
+        Slip("Ask for the parameters of all parameter groups, including those that no hook has "
+             "asked for.",
              *((LACKS, f"{LACKS} and {GROUP(group)}") for group in (0, 1))),
-        Slip("Zeros only where p.grad is None: a script may have set it without a hook.",
+        Slip("Use zeros only where p.grad is None: a script may have set p.grad without a hook.",
              (FILLED, "torch.zeros_like(p)")),
         # for this step only
-        Slip("What was asked for in the last step still counts: at the end of wait forget it, "
-             "handles.clear().",
+        Slip("The last step's handles are still there: at the end of wait, call handles.clear().",
              (CLEAR, "pass"), (REFUSES, "if False:", CLEAR, "pass"),
              (REFUSES, "if False:", CLEAR, "pass", ASK,
               "handles.setdefault(p, (allreduce_async_(small, name=names[p]), ctx))")),
         # names and types
-        Slip("Without a name tensors are matched by their number, and ranks are ready in different "
-             "orders: pass name=.", ("name=names[p], ", "")),
+        Slip("Without a name, tensors are matched by their number, but ranks are ready in "
+             "different orders: pass name=.", ("name=names[p], ", "")),
         Slip("Ask for the average of `small`: small, ctx = compression.compress(p.grad).",
              (COMPRESS, "p.grad, None", AVERAGE, "synchronize(handle)"),
              (ASK, ASK.replace("(small", "(p.grad"))),
-        Slip("Take the compression that is given.",
+        Slip("Use the compression that you are given, not a fixed one.",
              (COMPRESS, "Compression.fp16.compress(p.grad)",
               AVERAGE, "Compression.fp16.decompress(synchronize(handle), ctx)")),
-        Slip("Bring the average back to its own type: compression.decompress(reduced, ctx).",
+        Slip("Convert the average back to the gradient's dtype: compression.decompress(reduced, "
+             "ctx).",
              (AVERAGE, "synchronize(handle)")),
-        Slip("Each parameter has its own type, and its own ctx: zeros_like(p) where there is no "
-             "gradient, and the ctx of this very gradient.",
+        Slip("Each parameter has its own dtype and ctx: use zeros_like(p) where there is no "
+             "gradient, and the ctx that belongs to this gradient.",
              (FILLED, FILLED.replace("zeros_like(p)", "zeros(p.shape, device=p.device)")),
              (IN_TURN, f"*_, (_, ctx) = handles.values()\n        {IN_TURN.replace('ctx', '_')}")),
         # which parameters
-        Slip("A frozen parameter takes no hook: skip those with requires_grad False.",
+        Slip("A frozen parameter can't have a hook: skip parameters whose requires_grad is False.",
              (f" {IS_TRAINED}", "")),
-        Slip("Each parameter with requires_grad once, of all groups.",
+        Slip("Hook each parameter with requires_grad once, in all parameter groups.",
              *((IS_TRAINED, f"{IS_TRAINED} and {GROUP(group)}") for group in (0, 1))),
-        Slip("Hook into the optimizer, and return it.", ("return optimizer", "return names"),
+        Slip("Hook into the optimizer, and return that same optimizer.",
+             ("return optimizer", "return names"),
              ("return optimizer", "return None")),
     ), hints=(
-        "Two moments: when backward has made a gradient (ask for its average, keep the handle), "
-        "and just before the optimizer's own step (wait for all of them).",
-        "In wait, first ask for what has not been asked for: with zeros where p.grad is None.",
+        "Act at two moments: when backward has computed a gradient (ask for its average, keep the "
+        "handle), and just before the optimizer's own step (wait for all handles).",
+        "In wait, first ask for every average that no hook asked for, with zeros where p.grad is "
+        "None.",
         "ask: small, ctx = compression.compress(p.grad); handles[p] = allreduce_async_(small, "
         "name=names[p], op=Average), ctx. wait: p.grad = compression.decompress("
         "synchronize(handle), ctx) for all; handles.clear().",

@@ -128,82 +128,84 @@ FUSE = Proof(
     Stage("several dtypes, two devices: the newest list of each kind stays open", _see, KINDS,
           oracle=kind_by_kind),
     Stage("a negative threshold is a ValueError; 0 is not", _see_refusal, (-1,),
-          note="Keep the check of `threshold`, which raises a ValueError."),
+          note="Keep the check of `threshold` that raises a ValueError."),
     mistakes=(
-        Slip("The threshold counts bytes: tensor.nbytes, not numel().", _counts("tensor.numel()")),
-        Slip("A number has as many bytes as its dtype says: tensor.nbytes counts them.",
+        Slip("The threshold is in bytes: use tensor.nbytes, not numel().",
+             _counts("tensor.numel()")),
+        Slip("Not every number has 4 bytes: the size depends on the dtype, so use tensor.nbytes.",
              _counts("4 * tensor.numel()")),
-        Slip("A tensor takes tensor.nbytes, whatever its shape: len() is its first dimension "
-             "alone.", _counts("len(tensor) * tensor.element_size()")),
-        Slip("Count tensor.nbytes, not the bytes of the memory that the tensor is a part of.",
+        Slip("Use tensor.nbytes, whatever the shape: len() is only the first dimension.",
+             _counts("len(tensor) * tensor.element_size()")),
+        Slip("Count tensor.nbytes, not the bytes of the whole storage that the tensor is part of.",
              _counts("tensor.untyped_storage().nbytes()")),
-        Slip("A buffer is one tensor, so it has one dtype, on one device: kind = tensor.dtype, "
+        Slip("A buffer is one tensor, so it has one dtype and one device: kind = tensor.dtype, "
              "tensor.device.", (KIND, "None"), (KIND, "tensor.device")),
-        Slip("float16 and bfloat16, or float32 and int32, are two dtypes, though as many bytes "
-             "each.", (KIND, "tensor.element_size(), tensor.device")),
-        Slip("A buffer lies on one device: kind = tensor.dtype, tensor.device.",
+        Slip("float16 and bfloat16, or float32 and int32, have the same size but are different "
+             "dtypes.", (KIND, "tensor.element_size(), tensor.device")),
+        Slip("A buffer is on one device: kind = tensor.dtype, tensor.device.",
              (KIND, "tensor.dtype")),
-        Slip("A tensor of another device between two does not close their list: keep the newest "
-             "list of *each* (dtype, device) open.",
+        Slip("A tensor on another device in between does not close a list: keep the newest list of "
+             "*each* (dtype, device) open.",
              (KIND, f"{KIND}\n        last = {{k: held for k, held in last.items() "
               "if k[1] == tensor.device}")),
-        Slip("A tensor of another dtype between two does not close their list: keep the newest "
-             "list of *each* (dtype, device) open.",
+        Slip("A tensor of another dtype in between does not close a list: keep the newest list of "
+             "*each* (dtype, device) open.",
              (KIND, f"{KIND}\n        last = {{k: held for k, held in last.items() "
               "if k[0] == tensor.dtype}")),
-        Slip("A tensor of another kind between two does not close their list: keep the newest list "
-             "of *each* (dtype, device) open.", (BEGIN, "last = {kind: [[], 0]}"),
+        Slip("A tensor of another kind in between does not close a list: keep the newest list of "
+             "*each* (dtype, device) open.", (BEGIN, "last = {kind: [[], 0]}"),
              (KIND, f"{KIND}\n        last = {{k: held for k, held in last.items() "
               "if k == kind}")),
-        Slip("Each kind has bytes of its own: count them separately.",
+        Slip("Count the bytes of each kind separately.",
              (FULL, FULL.replace("last[kind][1]", "sum(held for _, held in last.values())"))),
-        Slip("Look before you add: what does not fit begins a list.",
+        Slip("Check before you add: a tensor that does not fit begins a new list.",
              (FULL, "last[kind][1] >= threshold")),
-        Slip("A list of exactly `threshold` bytes is still allowed: what fills it to its last "
-             "byte joins it.",
+        Slip("A list of exactly `threshold` bytes is still allowed: a tensor that fills it to the "
+             "last byte joins it.",
              ("> threshold", ">= threshold")),
-        Slip("A list of no bytes is a list: ask whether there is one, not how many bytes it holds.",
+        Slip("A list with 0 bytes is still a list: check whether there is one, not how many bytes "
+             "it holds.",
              ("kind not in last", "not last.get(kind, [0, 0])[1]")),
-        Slip("A new list begins with no bytes.",
+        Slip("A new list begins with 0 bytes.",
              (BEGIN, "last[kind] = [[], last.get(kind, [0, 0])[1]]")),
-        Slip("Every list that was begun must be in the result, also the last one.",
+        Slip("Every list must be in the result, including the last one.",
              (RETURN, "return groups[:-1]")),
-        Slip("There is an empty list: begin one for something to put into it.",
+        Slip("There is an empty list: begin a list only when you have a tensor to put into it.",
              (START, "groups, last = [[]], {}")),
-        Slip("A tensor of more than `threshold` bytes has a list for itself.",
+        Slip("Don't leave out a tensor of more than `threshold` bytes: it gets a list of its own.",
              (PUT, f"if tensor.nbytes > threshold:\n            groups.pop()\n            "
               f"del last[kind]\n            continue\n        {PUT}")),
-        Slip("A tensor that is larger than the threshold begins a list, too, which is the newest "
-             "from then on.",
+        Slip("A tensor larger than the threshold also begins a list, which is then the newest of "
+             "its kind.",
              (KIND, f"{KIND}\n        if tensor.nbytes > threshold:\n"
               "            groups.append([i])\n            continue")),
-        Slip("A position is the number i of enumerate(tensors).",
+        Slip("A position is the integer i from enumerate(tensors).",
              (PUT, PUT.replace("(i)", "(tensor)")), (PUT, PUT.replace("(i)", "(str(i))"))),
         Slip("Positions begin at 0.", (IN_TURN, "in enumerate(tensors, 1)")),
-        Slip("Return a list of lists, [[0, 1], [2]] where tensors 0 and 1 share a buffer.",
+        Slip("Return a list of lists: [[0, 1], [2]] if tensors 0 and 1 share a buffer.",
              (RETURN, "yield from groups"), (RETURN, "return [*map(tuple, groups)]"),
              (RETURN, "return {kind: groups for kind, groups in last.items()}"),
              (RETURN, "return tuple(groups)")),
-        Slip("Take the tensors as they come, without sorting them.",
+        Slip("Take the tensors in the given order, without sorting them.",
              (IN_TURN, "in sorted(enumerate(tensors), key=lambda one: one[1].nbytes)"),
              (IN_TURN, "in sorted(enumerate(tensors), key=lambda one: one[1].nbytes)",
               RETURN, "return [sorted(group) for group in groups]"),
              (IN_TURN, "in sorted(enumerate(tensors), key=lambda one: -one[1].nbytes)",
               RETURN, "return [sorted(group) for group in groups]")),
-        Slip("`tensors` is the caller's list: sorted() makes a new one, sort() does not.",
+        Slip("`tensors` belongs to the caller: don't sort it in place.",
              (START, f"tensors.sort(key=lambda tensor: tensor.nbytes)\n    {START}")),
-        Slip("Nothing goes back into an older list: a tensor joins the newest list of its kind, or "
-             "begins a new one.", first_list_that_fits),
-        Slip("Something is kept from another call: each call begins with no lists.",
+        Slip("Don't go back to an older list: a tensor joins the newest list of its kind or begins "
+             "a new one.", first_list_that_fits),
+        Slip("Lists are left over from an earlier call: each call must begin without lists.",
              ("threshold):", "threshold, last={}):", START, "groups = []")),
-        Slip("A threshold of 0 is no error: it turns fusion off.",
+        Slip("A threshold of 0 is not an error: it turns fusion off.",
              (RAISES, "if threshold <= 0:"), (RAISES, "if not threshold > 0:")),
-        Slip("Raise a ValueError when the threshold is negative: otherwise it goes on as if fusion "
-             "were off.", (RAISES, "if threshold is None:"), ("raise ValueError(", "str(")),
+        Slip("Raise a ValueError if the threshold is negative: otherwise the call continues as if "
+             "fusion were off.", (RAISES, "if threshold is None:"), ("raise ValueError(", "str(")),
     ), hints=(
         "For each (dtype, device) keep the newest list, and how many bytes it holds.",
-        "A tensor begins a new list when its kind has none yet, or when the bytes of the newest "
-        "one and its own together are more than the threshold.",
+        "A tensor begins a new list if its kind has none yet, or if the newest list's bytes plus "
+        "its own exceed the threshold.",
         "if kind not in last or last[kind][1] + tensor.nbytes > threshold: last[kind] = [[], 0]; "
         "groups.append(last[kind][0]). Then, for every tensor: last[kind][0].append(i); "
         "last[kind][1] += tensor.nbytes.",

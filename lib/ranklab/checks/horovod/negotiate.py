@@ -125,35 +125,36 @@ NEGOTIATE = Proof(
            (RECEIVED,)},
           _see, (NOTHING, ONCE, STEPS, TABLES), (4,), (ALL, *GROUPS), oracle=by_sets),
     mistakes=(
-        Slip("Names of an earlier round are forgotten. Rank 0 keeps its counts in `table`, from "
+        Slip("Names from earlier rounds are forgotten. Rank 0 must keep its counts in `table` from "
              "call to call.", ("complete = []", "complete, table = [], {}"),
              (GATHER, f"table.clear()\n    {GATHER}")),
-        Slip("A name is told that not all ranks have yet: it is complete at R.",
+        Slip("A name is returned before all ranks have it: it is complete when its count is R.",
              ("table[name] == R:", "name not in complete:"),
              ("table[name] == R:", "table[name] == max(1, R - 1):")),
-        Slip("A name waits for more ranks than there are: it is complete at R.",
+        Slip("A name waits for more ranks than there are: it is complete when its count is R.",
              ("table[name] == R:", "table[name] > R:")),
-        Slip("What was complete must leave the table: the same names come again in every step.",
+        Slip("Complete names must leave the table: the same names come again in every step.",
              (FORGET, ""), ("table[name] == R:", "table[name] >= R:", FORGET, ""),
              (FORGET, "                table[name] = -1\n")),
-        Slip("A complete name leaves the table, del table[name]: with a count of 0 it would stay.",
+        Slip("Remove a complete name with del table[name]: with a count of 0, it stays in the "
+             "table.",
              (FORGET, "                table[name] = 0\n")),
-        Slip("Only rank 0 needs everybody's lists: gather_object, not all_gather_object.",
+        Slip("Only rank 0 needs the lists of all ranks: use gather_object, not all_gather_object.",
              ("[None] * R if rank == 0 else None", "[None] * R", GATHER,
               "dist.all_gather_object(lists, ready, group=group)")),
-        Slip("Send `ready` only: rank 0 has the rest.", says_it_again_and_again),
-        Slip("Broadcast the complete names alone. The counts are rank 0's business.",
+        Slip("Send only `ready`: rank 0 already has the earlier names.", says_it_again_and_again),
+        Slip("Broadcast only the complete names: no other rank needs the counts.",
              ("answer = [complete]", "answer = [complete, lists, table]")),
-        Slip("One rank decides, and all take its list as it is: two orders are a deadlock.",
+        Slip("One rank decides, and all ranks return its list as it is: different orders cause a "
+             "deadlock.",
              (ANSWER, "return [name for name in ready if name in answer[0]] + "
               "[name for name in answer[0] if name not in ready]"),
              (ANSWER, "return answer[0] if rank == 0 else sorted(answer[0], reverse=True)")),
-        Slip("broadcast_object_list fills the list that it is given: return what is in that list "
-             "afterwards.", (ANSWER, "return complete")),
-        Slip("broadcast_object_list takes a list of one item, which is the list of names: return "
-             "that item, [0].",
+        Slip("broadcast_object_list fills the list that you pass to it: return what is in that "
+             "list afterwards.", (ANSWER, "return complete")),
+        Slip("You broadcast a list of one item, which is the list of names: return that item, [0].",
              (ANSWER, "return answer")),
-        Slip("Return a list: its order is the order in which all ranks go on.",
+        Slip("Return a list: its order is the order that all ranks follow.",
              (ANSWER, "return set(answer[0])"), (ANSWER, "return tuple(answer[0])"),
              (ANSWER, "return dict.fromkeys(answer[0])")),
         Slip("`ready` is the caller's list: leave it as it is.",
@@ -161,23 +162,23 @@ NEGOTIATE = Proof(
         Slip("Pass `group` on to both collectives, to get_rank and to get_world_size.",
              (START, f"group = None\n    {START}"),
              (GATHER, GATHER.replace("group=group, ", ""))),
-        Slip("R is the number of ranks of the group: dist.get_world_size(group).",
+        Slip("R is the number of ranks in the group: dist.get_world_size(group).",
              ("dist.get_world_size(group)", "dist.get_world_size()")),
-        Slip("A rank in an argument counts inside the group: group_dst=0, group_src=0.",
+        Slip("Give ranks as numbers within the group: group_dst=0, group_src=0.",
              ("group_src=0", "src=0"), ("group_dst=0", "dst=0")),
-        Slip("The first rank of the group does the counting, and that need not be rank 0 of the "
-             "job: compare dist.get_rank(group) with 0.",
+        Slip("The first rank of the group counts, and it need not be rank 0 of the job: compare "
+             "dist.get_rank(group) with 0.",
              ("lists or ()", "lists if dist.get_rank() == 0 else ()"),
              ("dist.get_rank(group)", "dist.get_rank()")),
-        Slip("All that is kept from call to call is in `table`.",
+        Slip("Keep what must last from call to call only in `table`.",
              ("group=None):", "group=None, counts={}):",
               GATHER, f"table = counts.setdefault(group, counts)\n    {GATHER}")),
-        Slip("All ranks call both collectives in every round, also with nothing to send.",
+        Slip("All ranks must call both collectives in every round, even with nothing to send.",
              (START, f"if not ready:\n        return []\n    {START}")),
     ), hints=(
-        "New names go to rank 0; rank 0 counts; what it finds goes to everybody.",
+        "Send new names to rank 0; rank 0 counts them and sends the complete ones to all ranks.",
         "dist.gather_object(ready, lists, group=group, group_dst=0), where `lists` is [None] * R "
-        "on rank 0 and None elsewhere. At R a name is complete, and leaves the table.",
+        "on rank 0 and None elsewhere. A name whose count is R is complete, and leaves the table.",
         "answer = [complete]; dist.broadcast_object_list(answer, group=group, group_src=0); "
         "return answer[0]. All ranks call both, even with nothing to send.",
     ))

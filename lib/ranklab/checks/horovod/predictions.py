@@ -46,7 +46,7 @@ PREDICTIONS = (
                   3.90625: "there is no fraction of an all-reduce",
                   10: "that is without fusion: two of 25 MB fit into 64",
                   1: "250 MB do not fit into one buffer of 64"},
-        why="Each takes two gradients of 25 MB, and 14 MB of the buffer stay empty.",
+        why="Each all-reduce takes two gradients of 25 MB, and 14 MB of the buffer stay empty.",
     ),
     Prediction(
         "coordinator_kilobytes", solution="63 * 160 * 76 / 1e3", unit="KB",
@@ -55,7 +55,7 @@ PREDICTIONS = (
         mistakes={12.16: "that is what one rank sends", 778.24: "rank 0 sends nothing to itself",
                   778240: "KB, and rank 0 sends nothing to itself", 766080: "that is bytes",
                   4.788: "every rank sends all 160 names"},
-        why="All of it goes through one rank in every step, for names that it knows already.",
+        why="All of it goes through one rank in every step, for names that it already knows.",
     ),
     Prediction(
         "cached_bytes", solution="math.ceil((160 + 1) / 8)", unit="bytes",
@@ -64,17 +64,19 @@ PREDICTIONS = (
         mistakes={20: "160 bits are 20 bytes; and one more bit says whether a rank has new names",
                   160: "bits, not bytes", 161: "bits, not bytes", 20.125: "a byte is sent whole",
                   1323: "the vector is and-ed on the way round: it does not grow with the ranks"},
-        why="It is all-reduced with AND, so no rank is a bottleneck, and it does not grow with R.",
+        why=("The bit vector is all-reduced with AND, so no rank is a bottleneck, and it does not "
+             "grow with R."),
     ),
     Prediction(
         "fp16_overflow_ranks", solution="math.floor(65504 / 128) + 1", unit="ranks",
-        hint="What is the largest number of float16? See when the sum passes it.",
+        hint="What is the largest number in float16? When does the sum exceed it?",
         answer=lambda: ranks_until_infinite(128), tolerance=0,
         mistakes={511: "511 * 128 = 65,408 still fits", 511.75: "ranks are whole",
                   65504: "that is the largest number; each rank brings 128",
                   256: "32,767 is the largest 16-bit whole number; float16 goes to 65,504",
                   1024: "1024 * 128 is infinite, but so is less"},
-        why="An average sums first, so it is lost too: divide before (gradient_predivide_factor).",
+        why=("An average sums first, so it overflows as well: divide before the sum "
+             "(gradient_predivide_factor)."),
     ),
     Prediction(
         "adasum_orthogonal", solution="math.hypot(3, 4)",
@@ -91,7 +93,7 @@ PREDICTIONS = (
         answer=lambda: _length([3.0, 0.0], [3.0, 0.0]),
         mistakes={6: "that is the sum: what agrees is averaged", 1.5: "both halves count",
                   0: "1 - a.b / 2|a|^2 is a half, not nothing"},
-        why="Both coefficients are 1/2. Ranks that agree take the step of one rank, however many "
-            "they are.",
+        why=("Both coefficients are 1/2. Ranks that agree take the step of one rank, however many "
+             "of them there are."),
     ),
 )

@@ -14,19 +14,19 @@ WORKLOADS = [Workload(seed) for seed in range(30)]  # each knows its best after 
 RIGHT, SLOWER, WORST = 27, 1.05, 1.5
 EDGES = (1, 2**20, 2**26), (3, 2**20, 2**26), (7, 1, 2**30), (50, 4096, 4096), (30, 1000, 1003)
 # What is said.
-BEYOND = "Both ends belong to the range, and nothing beyond them."
-SHARE = "Share the calls out before you begin; what rounding leaves over need not be used."
-WHOLE = "Bytes are whole numbers: round(), and return the threshold, not its seconds."
-MEASURE = "No threshold suits all models and networks: call seconds_of."
+BEYOND = "Stay in the range: it includes both ends, and nothing beyond them."
+SHARE = "Divide up the calls before you begin; calls left over by rounding need not be used."
+WHOLE = "Bytes are whole numbers: use round(), and return the threshold, not its seconds."
+MEASURE = "No single threshold suits all models and networks: call seconds_of to measure."
 BOTH_ENDS = "low and high belong to the range: measure both."
 RATIOS = "bytes: take equal ratios."
-ONCE = "Each threshold is measured once: take medians of several."
-MEDIANS = ("One step in ten takes three times as long: the median of several calls does not mind, "
-           "a mean does.")
+ONCE = "Each threshold is measured only once: take the median of several calls."
+MEDIANS = ("One step in ten takes three times as long: that spoils a mean, but not the median of "
+           "several calls.")
 MEASURED = "Return a threshold that you have measured, the one with the lowest median."
 LOWEST = "Return the threshold whose steps are fastest: the one with the lowest median."
 FINER = "Measure more thresholds, between the neighbours of the best."
-AGAIN = "Measure the best ones again: with more calls a median has less noise."
+AGAIN = "Measure the best ones again: with more calls, a median has less noise."
 
 
 class Measured(NoisySteps):
@@ -105,7 +105,7 @@ def _mistake(score, chosen, measured, right, by_means):
         (high / low > 64, f"Nothing from {low:,} to {high:,} {RATIOS}"),
         (max(asked.values()) == 1, ONCE),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "
-         "calls, less noise."),
+                                          "calls mean less noise."),
         (by_means, MEDIANS),
         (chosen not in asked, MEASURED),
         (chosen != lowest, f"By the medians of what you measured the best is {lowest:,}. "
@@ -144,10 +144,12 @@ TUNE = Exercise(
         Slip(MEASURE, lambda seconds_of, low, high, calls: max(low, min(high, 64 * 2**20))),
         Slip("calls=1)", (f"{BEST}=low", "measured.get")),
     ), hints=(
-        "Which thresholds do you try, how often do you try each, and which of its times counts?",
-        "A grid of equal ratios, and at each the median of several calls, because a mean takes in "
-        "the stragglers. Calls are worth more near the best than far away from it.",
-        "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = {t: "
-        "median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other half "
-        "of the calls the same once more, between the neighbours of the best.",
+        "Which thresholds do you try, how many times do you try each, and how do you combine its "
+        "times?",
+        "Use a grid of equal ratios and, at each threshold, the median of several calls, because "
+        "stragglers spoil a mean. Calls near the best threshold are worth more than calls far from "
+        "it.",
+        "grid = [round(low * (high / low) ** (i / (n - 1))) for i in range(n)]; seconds = "
+        "{t: median(seconds_of(t) for _ in range(calls // 2 // n)) for t in grid}. With the other "
+        "half of the calls, do the same between the neighbours of the best.",
     ))

@@ -193,72 +193,74 @@ BUILD_MESH = Proof(
     Stage("sizes that do not multiply to the number of ranks are a ValueError with both numbers",
           _see_refusal, WRONG_SIZES, (4,), oracle=by_reshaping),
     mistakes=(
-        Slip("All ranks call new_group for all groups, also for groups that they are not in. Loop "
+        Slip("All ranks must call new_group for all groups, even those that they are not in. Loop "
              "over mesh.all_along(axis), and keep your own.",
              (ALL, "for ranks in [mesh.ranks_along(names)]:")),
-        Slip("All ranks make the groups in one order. A set() has another order on each rank, and "
-             "a rank's own groups don't come first.",
+        Slip("All ranks must make the groups in the same order: don't loop over a set(), whose "
+             "order differs between ranks, and don't put a rank's own groups first.",
              (NAMES, NAMES.replace("[", "{", 1).replace("]", "}")),
              (NAMES, "[*((axis,) for axis in mesh.axes), *{mesh._known(each) for each in joined}]"),
              (ALL, ALL.replace("mesh.all_along(names)", "sorted(mesh.all_along(names), key=lambda "
                                "ranks: dist.get_rank() not in ranks)")),
              (NAMES, f"{NAMES}[::1 - 2 * (dist.get_rank() % 2)]")),
         # which ranks
-        Slip("The last axis varies fastest: its ranks are neighbours. mesh.all_along(names) has "
+        Slip("The last axis varies fastest: its ranks are neighbours. mesh.all_along(names) lists "
              "the groups.",
              (ALL, f"turned = Mesh(dict(reversed(axes.items())))\n        {ALL}".replace(
                  "mesh.all", "turned.all"), OWN, "turned.ranks_along(names)")),
-        Slip("The ranks of a group differ along its axes, and along no other: "
-             "mesh.all_along(names).", (ALL, f"names, others = {OTHERS}, names\n        {ALL}",
+        Slip("The ranks of a group differ only along its own axes: mesh.all_along(names).",
+             (ALL, f"names, others = {OTHERS}, names\n        {ALL}",
                                         KEY, "mesh.groups[others]")),
         Slip("Keep the group that this rank is in: if dist.get_rank() in ranks.",
              (OWN, "ranks"), (OWN, "mesh.all_along(names)[0]")),
-        Slip("An axis of size 1 has groups, too, each of one rank.",
+        Slip("An axis of size 1 also has groups, each with one rank.",
              (NEW, "if len(ranks) > 1 and ranks not in groups:", f"groups[{OWN}]",
               f"groups.get({OWN})"),
              (NAMES, NAMES[:-1] + " if each not in axes or axes[each] > 1]")),
         # their keys
-        Slip("`joined` asks for groups, too: one for each place along the other axes.",
+        Slip("`joined` also asks for groups: one for each place along the other axes.",
              (NAMES, "[mesh._known(each) for each in mesh.axes]")),
-        Slip("`joined` has tuples of axes: make the groups along each of them, and not along all "
-             "axes.", (NAMES, "[mesh._known(each) for each in (*mesh.axes, tuple(mesh.axes))]"),
+        Slip("`joined` contains tuples of axes: make the groups along each tuple, not along all "
+             "axes together.",
+             (NAMES, "[mesh._known(each) for each in (*mesh.axes, tuple(mesh.axes))]"),
              (NAMES, "[mesh._known(each) for each in (*mesh.axes, sum(map(tuple, joined), ()))]")),
-        Slip("A key has its names in the order of mesh.axes, however they come in `joined`: "
+        Slip("A key lists its names in the order of mesh.axes, whatever their order in `joined`: "
              "tuple(a for a in mesh.axes if a in names).",
              (NAMES, "[*((axis,) for axis in mesh.axes), *joined]"),
              (NAMES, "[*((axis,) for axis in mesh.axes), *(tuple(sorted(each)) for each in "
                      "joined)]")),
-        Slip('The keys of mesh.groups are tuples, also for one axis: ("data",).',
+        Slip('The keys of mesh.groups are tuples, even for one axis: ("data",).',
              (NAMES, "[*mesh.axes, *(mesh._known(each) for each in joined)]")),
         Slip("The keys of mesh.groups are tuples of names, not of ranks.",
              (KEY, f"mesh.groups[{OWN}]")),
-        Slip("A key is a tuple of names: a list has no hash.", (KEY, "mesh.groups[[*names]]")),
+        Slip("A key must be a tuple of names: a list is not hashable.",
+             (KEY, "mesh.groups[[*names]]")),
         # the mesh
         Slip("Fill mesh.groups of mesh = Mesh(axes), and return that mesh.",
              (RETURN, "return mesh.groups"), (RETURN, "pass"),
              (RETURN, "return Mesh(axes)"), (RETURN, "return Mesh({}, mesh.groups)")),
-        Slip("The mesh has the axes in their given order, in which the last one varies fastest: "
-             "Mesh(axes).", (MESH, "mesh = Mesh(dict(reversed(axes.items())))"),
+        Slip("Keep the axes in the given order, where the last one varies fastest: Mesh(axes).",
+             (MESH, "mesh = Mesh(dict(reversed(axes.items())))"),
              (MESH, "mesh = Mesh(dict(sorted(axes.items())))"),
              (RETURN, "return Mesh(dict(reversed(axes.items())), mesh.groups)")),
         # sizes
-        Slip("Compare mesh.size with dist.get_world_size() first: where they differ, in whatever "
-             "way, raise ValueError(...).", (CHECK, "if False:"),
+        Slip("Compare mesh.size with dist.get_world_size() first: if they differ in either "
+             "direction, raise ValueError(...).", (CHECK, "if False:"),
              (CHECK, CHECK.replace("!=", ">")), (CHECK, CHECK.replace("!=", "<")),
              (CHECK, "if dist.get_world_size() % mesh.size:"),
              (CHECK, "if mesh.size % dist.get_world_size():")),
         Slip("mesh.size is the product of all sizes: compare that with dist.get_world_size().",
              (CHECK, CHECK.replace("mesh.size", "len(axes)")),
              (CHECK, CHECK.replace("mesh.size", "sum(axes.values())"))),
-        Slip("Raise ValueError(...): an assert is an AssertionError, and python -O drops it.",
+        Slip("Raise ValueError(...): an assert raises AssertionError, and python -O drops it.",
              (CHECK, "assert mesh.size == dist.get_world_size()\n    if False:")),
         Slip("The error must name both numbers: the product of all sizes, and the number of ranks.",
              (ERROR, '"{sizes} ranks, but the job has {dist.get_world_size()}"'),
              (ERROR, '"{sizes} = {mesh.size} ranks"'), (ERROR, '"the sizes do not fit"')),
     ), hints=(
         "Which groups does rank 0 have to make, and which ones does it keep?",
-        "All ranks make all groups of all axes in one order, because new_group is a collective. "
-        "A rank keeps the group that it is in.",
+        "All ranks make all groups of all axes in the same order, because new_group is a "
+        "collective. A rank keeps only the groups that it is in.",
         "for ranks in mesh.all_along(names): group = dist.new_group(list(ranks)); if dist.get_rank("
         ") in ranks: mesh.groups[names] = group; names is (axis,) for each axis, then each joined "
         "one, in the order of mesh.axes: tuple(a for a in mesh.axes if a in names).",

@@ -35,15 +35,15 @@ JOBS = {  # blocks, width, heads, tokens of a sequence, sequences; GPUs, GB of e
 }
 NONE_FITS = 64, 8192, 64, 2048, 64, 8, 80, (8, 300e9)
 PAIR = "Return (Layout, micro_batch)."
-NEEDED = "Raise a ValueError. Say how much memory is needed: the smallest layout takes"
-ONCE = "There are a few thousand legal choices. Ask once for each."
-THERE_IS = ("Some layouts fit here. Try all divisors of gpus, not only powers of two, and what "
-            "saves memory: zero, recompute, small micro-batches.")
+NEEDED = "Raise a ValueError that says how much memory is needed: the smallest layout takes"
+ONCE = "There are a few thousand legal choices. Call step_time once for each."
+THERE_IS = ("Some layouts fit here. Try all divisors of gpus, not only powers of two, and "
+            "everything that saves memory: zero, recompute, small micro-batches.")
 LEGAL = "Skip everything that is not legal."
-MEMORY = ("memory_per_gpu(model, plan, machine).total <= machine.memory_bytes. zero, recompute and "
-          "smaller micro-batches save memory.")
+MEMORY = ("Require memory_per_gpu(model, plan, machine).total <= machine.memory_bytes. zero, "
+          "recompute and smaller micro-batches save memory.")
 FASTER = ("Compare step_time(model, plan, machine).total of all layouts that fit, with every "
-          "micro-batch and every option: each gains in one part and loses in another.")
+          "micro-batch and every option: each choice speeds up one part and slows down another.")
 
 
 def check_choose_layout(choose_layout):
@@ -155,7 +155,7 @@ LAYOUT = Exercise(
     ), hints=(
         "How many legal layouts are there? Can you simply look at all of them?",
         "Try all divisors of gpus for tp and pp, all divisors of the batch for micro-batches, and "
-        "all options. Skip what is not legal, sort by seconds, and take the first that fits.",
+        "all options. Skip illegal layouts, sort by seconds, and take the first that fits.",
         "itertools.product of tp, pp, micro_batch, virtual, zero, sequence_parallel, recompute; "
         "plan = plan_of(replace(job, micro_batch=size), layout); step_time(model, plan, "
         "machine).total; memory_per_gpu(model, plan, machine).total <= machine.memory_bytes",

@@ -79,59 +79,66 @@ MESH_NORM = Proof(
            "also for bf16, 1e30 and 1e-30; all ranks see inf or NaN of one rank": (FINITE,)},
           _see, tuple(FACTORS), (4,), (ALL, *GROUPS), oracle=by_hypot),
     mistakes=(
-        Slip("A gradient on `copies` ranks is added up `copies` times: divide its square by "
+        Slip("A gradient held by `copies` ranks is counted `copies` times: divide its square by "
              "copies.", (" / copies", ""), (" / copies", " * copies")),
-        Slip("Divide the square by copies, not the number: copies has no square.",
+        Slip("Divide the square by copies, not the gradient itself: copies must not be squared.",
              (SQUARE, "(gradient.double() / copies).square().sum()"),
              (SQUARE, "(gradient.double().norm() / copies)**2")),
-        Slip("This is the norm of this rank's own: add up all ranks' squares.", (REDUCE, "")),
-        Slip("Norms do not add up. Squares do: add them up over all ranks, and take the root last.",
+        Slip("This is the norm of this rank's own gradients: add up the squares of all ranks.",
+             (REDUCE, "")),
+        Slip("Norms do not add up, but squares do: sum the squares over all ranks, and take the "
+             "root last.",
              (REDUCE, f"    total = total.sqrt()\n{REDUCE}", RETURN, "return total.float()"),
              (SQUARE, "gradient.double().norm() / copies", RETURN, "return total.float()")),
         Slip("Take the root: total.sqrt().", (RETURN, "return total.float()")),
-        Slip("No mean here: ReduceOp.SUM, the default.",
+        Slip("Use the sum, not the mean: ReduceOp.SUM, the default.",
              ("group=group", "op=dist.ReduceOp.AVG, group=group"),
              (REDUCE, f"{REDUCE}    total /= dist.get_world_size(group)\n")),
-        Slip("Add up: ReduceOp.SUM, the default, and not the largest.",
+        Slip("Use the sum, not the maximum: ReduceOp.SUM, the default.",
              ("group=group", "op=dist.ReduceOp.MAX, group=group")),
         Slip("bf16 has only 8 bits of precision, and in float32 the squares of 1e30 and 1e-30 are "
              "inf and 0: call gradient.double() first.",
              (SQUARE, "gradient.square().sum().double() / copies")),
         Slip("In float32 the squares of 1e30 and 1e-30 are inf and 0: call gradient.double(), add "
-             "up in float64, and let one float64 travel.",
+             "up in float64, and all-reduce one float64.",
              (SQUARE, "gradient.float().square().sum().double() / copies"),
              ("dtype=torch.float64", "dtype=torch.float32"),
              (REDUCE, f"    total = total.float()\n{REDUCE}")),
-        Slip("The norm of zeros is 0. Don't divide by a number that may be 0.",
+        Slip("The norm of zeros is 0. Don't divide by a number that can be 0.",
              (SQUARE, "(gradient.double() / gradient.abs().max()).square().sum() * "
                       "gradient.abs().max().double()**2 / copies")),
-        Slip("An inf or NaN must reach all ranks: all must skip the step, or none.",
+        Slip("An inf or NaN must reach all ranks, so that either all of them skip the step or none "
+             "does.",
              (REDUCE, f"    total = total.nan_to_num(0, 0, 0)\n{REDUCE}"),
              (SQUARE, "gradient.double().nan_to_num(0, 0, 0).square().sum() / copies")),
-        Slip("The norm is a float32 tensor: .float().", (RETURN, "return total.sqrt()")),
-        Slip("The norm is a tensor, so that nothing waits for the GPU: no item().",
+        Slip("The norm is a float32 tensor: call .float().", (RETURN, "return total.sqrt()")),
+        Slip("Return a tensor, so that nothing waits for the GPU: leave out item().",
              (RETURN, "return total.sqrt().item()")),
-        Slip("The norm has no dims.", (RETURN, "return total.sqrt().float().view(1)"),
+        Slip("Return a tensor without dims.", (RETURN, "return total.sqrt().float().view(1)"),
              ("torch.zeros(()", "torch.zeros(1")),
-        Slip("The optimizer still needs the gradients: square() makes a new tensor, mul_ does not.",
+        Slip("The optimizer still needs the gradients: square() makes a new tensor, but mul_ and "
+             "square_ change them in place.",
              (SQUARE, "gradient.mul_(1.0).div_(2).double().square().sum() * 4 / copies"),
              (SQUARE, "gradient.square_().double().sum() / copies")),
-        Slip("Add up here first, and send one number, once.",
+        Slip("Add up on this rank first, then make a single all-reduce of one number.",
              (REDUCE, f"{REDUCE}    dist.barrier(group=group)\n"),
              (REDUCE, "    parts = [torch.empty_like(total) for _ in range(dist.get_world_size("
               "group))]\n    dist.all_gather(parts, total, group=group)\n"
               "    total = sum(parts)\n")),
         Slip("One number is enough: the sum of squares.", gathered_for_each_rank),
         Slip("Pass `group` on: dist.all_reduce(total, group=group).", (", group=group)", ")")),
-        Slip("Every rank calls one all-reduce in its `group`, also one that holds nothing.",
+        Slip("Every rank must call exactly one all-reduce in its `group`, even a rank that holds "
+             "nothing.",
              (BEGIN, f"if not held:\n        return torch.zeros(())\n    {BEGIN}"),
              (REDUCE, "", f"        total += {SQUARE}\n",
               f"        total += {SQUARE}\n        dist.all_reduce(total, group=group)\n")),
-        Slip("Begin with torch.zeros((), dtype=torch.float64, device=device()): on a rank that "
-             "holds nothing there is no gradient to begin with.",
+        Slip("Start from torch.zeros((), dtype=torch.float64, device=device()): a rank that holds "
+             "nothing has no gradient to start from.",
              (BEGIN, "total = 0")),
     ), hints=(
-        "If all ranks add up all squares that they hold, how often does each number count?",
-        "Divide each sum of squares by its copies, add up here, then over ranks, then the root.",
+        "If all ranks add up the squares of all the numbers they hold, how many times is each "
+        "number counted?",
+        "Divide each sum of squares by its copies, add them up on this rank, then over all ranks, "
+        "and take the root.",
         "total += gradient.double().square().sum() / copies; dist.all_reduce(total, group=group)",
     ))

@@ -115,53 +115,54 @@ PARALLELIZE = Proof(
       for layout in LAYOUTS),
     mistakes=(
         # order
-        Slip("hybrid.pipeline.keep_stages(model) comes before make_stages(model): it settles which "
-             "layers this rank has.", (KEEP, ""), (STAGES, "", KEEP, STAGES + KEEP)),
-        Slip("make_stages() holds on to the layers that it finds: parallel_gpt, which replaces "
-             "them, comes before it.", (STAGES, "", SPLIT, STAGES + SPLIT)),
-        Slip("hybrid.data.apply(model) holds on to the parameters that it finds: those that "
-             "parallel_gpt makes later are never averaged. Apply it after.",
+        Slip("Call hybrid.pipeline.keep_stages(model) before make_stages(model): it decides which "
+             "layers this rank keeps.", (KEEP, ""), (STAGES, "", KEEP, STAGES + KEEP)),
+        Slip("make_stages() holds on to the layers that it finds, so parallel_gpt, which replaces "
+             "layers, must come before it.", (STAGES, "", SPLIT, STAGES + SPLIT)),
+        Slip("hybrid.data.apply(model) holds on to the parameters that it finds: gradients of "
+             "those that parallel_gpt makes later are never averaged. Call it after parallel_gpt.",
              (DATA, "", SPLIT, DATA + SPLIT), (DATA, "", KEEP, DATA + KEEP)),
-        Slip("Call hybrid.materialize(model) when only this rank's part of its layers is left, "
-             "after keep_stages and parallel_gpt: what goes later has had memory, too.",
+        Slip("Call hybrid.materialize(model) after keep_stages and parallel_gpt, when only this "
+             "rank's part is left: otherwise weights that are dropped later get memory as well.",
              (GIVE, "", SPLIT, GIVE + SPLIT), (GIVE, "", KEEP, GIVE + KEEP),
              (KEEP, "", GIVE, GIVE + KEEP)),
-        Slip("A model on the meta device has no numbers: hybrid.materialize(model) comes before "
-             "hybrid.data.apply(model), in which the data ranks compare theirs.",
+        Slip("A model on the meta device has no values: call hybrid.materialize(model) before "
+             "hybrid.data.apply(model), in which the data ranks compare their values.",
              (GIVE, ""), (GIVE, "", DATA, DATA + GIVE), (DATA, "", GIVE, DATA + GIVE)),
         # what is missing, or there twice
-        Slip("hybrid.pipeline.make_stages(model) is missing: with it the model runs stage by "
+        Slip("hybrid.pipeline.make_stages(model) is missing: it makes the model run stage by "
              "stage.", (STAGES, "")),
-        Slip("hybrid.data.apply(model) is missing: nobody averages gradients over the data ranks.",
+        Slip("hybrid.data.apply(model) is missing: gradients are not averaged over the data ranks.",
              (DATA, "")),
-        Slip("Call hybrid.data.apply(model) once: each call sends all gradients once more.",
+        Slip("Call hybrid.data.apply(model) only once: every further call sends all gradients "
+             "again.",
              (DATA, DATA + DATA), (GIVE, GIVE + DATA), (RECOMPUTE, DATA + RECOMPUTE)),
-        Slip("All calls work in place, on the model itself and not on a copy: return it.",
+        Slip("All calls work in place, on the model itself rather than a copy: return that model.",
              (RETURN, "    pass"), (KEEP, f"    model = copy.deepcopy(model)\n{KEEP}"),
              (RETURN, "    return hybrid.data.replica"),
              (DATA, "", RETURN, "    return hybrid.data.apply(model)"),
              (DATA, "    model = hybrid.data.apply(model)\n"), copy=copy),
         # options
         Slip("parallel_gpt(model, TPConfig(hybrid.tensor.group, layout.sequence_parallel)) leaves "
-             "on each rank its part of each matrix, split over the ranks of that group.",
+             "each rank its part of each matrix, split over the ranks of that group.",
              (SPLIT, ""), (GROUP, "None"), (GROUP, "hybrid.data.group"),
              (GROUP, "hybrid.pipeline.group")),
         Slip("TPConfig(hybrid.tensor.group, layout.sequence_parallel): with that option, and only "
-             "then, each rank has its own tokens where blocks begin and end.",
+             "with it, each rank has its own tokens where blocks begin and end.",
              (", layout.sequence_parallel", ""), (", layout.sequence_parallel", ", True"),
              (", layout.sequence_parallel", ", layout.tp > 1"),
              (", layout.sequence_parallel", ", layout.recompute")),
-        Slip("With layout.recompute, and only then, call checkpoint_blocks(model, ...): each block "
-             "then runs a second time in backward.", (RECOMPUTE, ""),
+        Slip("Call checkpoint_blocks(model, ...) with layout.recompute, and only with it: each "
+             "block then runs a second time in backward.", (RECOMPUTE, ""),
              ("if layout.recompute:", "if True:"), ("if layout.recompute:", "if not layout."
                                                                             "recompute:")),
     ), hints=(
-        "Which kind of parallelism needs to see what the others have left?",
+        "Which kind of parallelism needs to see the model as the others have left it?",
         "Two calls hold on to what they find: one to layers, one to parameters. Calls that replace "
-        "layers or parameters come before these two. And give memory once nothing is dropped any "
-        "more.",
+        "layers or parameters must come before them. Allocate memory only when nothing is left to "
+        "be dropped.",
         "hybrid.pipeline.keep_stages(model); parallel_gpt(model, TPConfig(hybrid.tensor.group, "
-        "layout.sequence_parallel)); hybrid.materialize(model); with layout.recompute "
+        "layout.sequence_parallel)); hybrid.materialize(model); if layout.recompute, "
         "checkpoint_blocks(model, ...); hybrid.pipeline.make_stages(model); "
         "hybrid.data.apply(model)",
     ))

@@ -197,9 +197,9 @@ RESHARD = Proof(
     reshard_checkpoint,
     Stage("boxes of 0 to 3 dims, smaller, larger, inside each other, in any order", _see,
           tuple(Call(cut.name, (cut,)) for cut in BOXES), oracle=by_places,
-          note="Copy from every box what it shares with the piece: in each dim from the larger "
-               "offset to the smaller end. Subtract a tensor's own offset to get a slice of that "
-               "tensor."),
+          note=("From every box, copy its overlap with the piece: in each dim, from the larger "
+                "offset to the smaller end. Subtract a tensor's own offset to get a slice of that "
+                "tensor.")),
     Stage("shards that begin in the middle of a row; the piece keeps its type and its memory", _see,
           (Call(SHARDS.name, (SHARDS,)), Call("two pieces of one tensor", (BOXES[7], END)),
            Call("all of these in one call", (*BOXES, SHARDS, END))), oracle=by_places),
@@ -212,58 +212,62 @@ RESHARD = Proof(
                    (STARTS, "a for a in piece.offset"), (STARTS, "b for b in offset")),
         _misplaced("The overlap ends at the smaller of the two ends, in each dim.",
                    (STOPS, STOPS.replace("min", "max")), (STOPS, "a + n"), (STOPS, "b + m")),
-        _misplaced("An end is the offset plus the size; a slice goes up to there, and no further.",
+        _misplaced("An end is the offset plus the size, and a slice stops exactly there.",
                    (STOPS, f"{STOPS} - 1"), (STOPS, "min(n, m)")),
-        _misplaced("Both offsets count in the whole tensor: subtract the box's own to get a slice "
-                   "of the box.", (BEGINS, "for begin in (piece.offset, [0] * len(offset))"),
+        _misplaced("Both offsets refer to the whole tensor: subtract the box's own offset to get a "
+                   "slice of the box.", (BEGINS, "for begin in (piece.offset, [0] * len(offset))"),
                    (IN_BOX, "tensor[in_piece]"),
                    (IN_BOX, "tensor[tuple(slice(j - i) for i, j in zip(starts, stops))]")),
-        _misplaced("Both offsets count in the whole tensor: subtract the piece's own to get a "
-                   "slice of the piece.", (BEGINS, "for begin in ([0] * len(offset), offset)"),
+        _misplaced("Both offsets refer to the whole tensor: subtract the piece's own offset to get "
+                   "a slice of the piece.", (BEGINS, "for begin in ([0] * len(offset), offset)"),
                    (IN_PIECE, "piece.tensor[in_box]")),
-        _misplaced("For a slice of the piece subtract the piece's offset, and for a slice of the "
-                   "box the box's.", (BEGINS, "for begin in (offset, piece.offset)")),
-        _misplaced("A slice ends where the overlap ends, less the tensor's own offset: subtract it "
-                   "from both ends.", (SLICES, "slice(i - a, j)")),
+        _misplaced("Subtract the piece's offset to slice the piece, and the box's offset to slice "
+                   "the box.", (BEGINS, "for begin in (offset, piece.offset)")),
+        _misplaced("A slice's start and stop both count from the tensor's own offset: subtract it "
+                   "from both.", (SLICES, "slice(i - a, j)")),
         Slip("Columns are cut, too: do for every dim what you do for the first.", rows_only),
         # which numbers go where
-        Slip("A piece's numbers may be in several boxes: copy from each of them.",
+        Slip("A piece's numbers can be in several boxes: copy from each of them.",
              (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[:1]")),
              (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[-1:]")),
              (OVERLAPS, OVERLAPS.replace("in boxes", "in boxes[:1]"), *UNCOUNTED)),
-        Slip("Each box has only a part of the piece: copy them all, not only the last one.",
+        Slip("Each box holds only part of the piece: copy from all boxes, not only from the last "
+             "one.",
              (KEEP, "copies += overlaps[-1:]")),
-        Slip("All pieces must be filled: collect the copies of all of them.",
+        Slip("All pieces must be filled: collect the copies for every piece.",
              (KEEP, "copies = overlaps")),
-        Slip("A tensor without dims has one number, too.",
+        Slip("A tensor without dims still holds one number.",
              (ZIP, f"[both for both in {ZIP} if both[0].shape]")),
-        Slip("Weights and each state of the optimizer have pieces of one name: go by place, "
-             "saved[i] are the boxes of pieces[i].", (ZIP, _by("{}.name")), (ZIP, _by("{}.shape"))),
-        Slip("A tensor may have several pieces here: go by place, saved[i] are the boxes of "
-             "pieces[i].", (ZIP, _by("{}[:2]"))),
-        Slip("piece.tensor is a view of what is trained. Fill it: "
+        Slip("A weight and its optimizer states have the same name and shape: go by position, "
+             "because saved[i] holds the boxes of pieces[i].", (ZIP, _by("{}.name")),
+             (ZIP, _by("{}.shape"))),
+        Slip("A tensor can have several pieces here: go by position, because saved[i] holds the "
+             "boxes of pieces[i].", (ZIP, _by("{}[:2]"))),
+        Slip("piece.tensor is a view of the tensor in training. Fill it in place: "
              "piece.tensor[here].copy_(box[there]).", (COPY, "target = source.clone()"),
              (COPY, "target.data = source.to(target.dtype)"), in_flat),
-        Slip("target.copy_(source) writes into `target`, the piece: here the saved box is changed.",
+        Slip("target.copy_(source) writes to `target`, the piece: here the saved box is "
+             "overwritten instead.",
              (COPY, "source.copy_(target)")),
-        Slip("`saved` stays as it is: other pieces may need its boxes.",
+        Slip("Leave `saved` unchanged: other pieces might need its boxes.",
              (COPY, f"{COPY}\n        source.zero_()"),
              (OVERLAPS, "[overlap(piece, *boxes.pop()) for _ in [*boxes]]")),
         # numbers that no box has
-        Slip("Numbers that are in none of the boxes must be a ValueError: count them for each "
+        Slip("If a number is in none of the boxes, raise a ValueError: count the numbers for each "
              "piece.", UNCOUNTED, (COUNT, "if not numbers:"), (COUNT, "if not boxes:"),
              (COUNT, "if boxes and numbers != piece.tensor.numel():")),
-        Slip("Count the numbers that lie in the piece: a box may be larger than the overlap.",
+        Slip("Count only the numbers inside the piece: a box can be larger than the overlap.",
              (NUMBERS, "sum(tensor.numel() for _, tensor in boxes)"),
              (NUMBERS, "sum(tensor.numel() for _, tensor in boxes)",
               COUNT, COUNT.replace("!=", "<"))),
-        Slip("Raise ValueError(...): an assert is an AssertionError, and python -O drops it.",
+        Slip("Raise ValueError(...): an assert raises AssertionError, and python -O drops it.",
              (COUNT, "assert numbers == piece.tensor.numel()\n        if False:")),
-        Slip("First count all boxes, and only then copy: after an error the old weights go on.",
+        Slip("Count all boxes first, and only then copy: an error must leave the old weights "
+             "unchanged.",
              (KEEP, AT_ONCE, LAST, ""),
              ("        numbers =", f"        {AT_ONCE}\n        numbers =", LAST, "")),
-        Slip("The ValueError must say the piece's name, how many numbers it has, and how many of "
-             "them the boxes have.", (f"{NAME} at", "a piece at"),
+        Slip("The ValueError must give the piece's name, how many numbers the piece has, and how "
+             "many of them the boxes hold.", (f"{NAME} at", "a piece at"),
              ("{piece.tensor.numel()} numbers", "some numbers"), ("has {numbers}", "has fewer"),
              (f"{NAME} at", "a piece at", "{piece.tensor.numel()} numbers", "some numbers"),
              (f"{NAME} at", "a piece at", "has {numbers}", "has fewer"),
@@ -271,9 +275,10 @@ RESHARD = Proof(
              (f"{NAME} at", "a piece at", "{piece.tensor.numel()} numbers", "some numbers",
               "has {numbers}", "has fewer")),
     ), hints=(
-        "A piece is at 3 to 6 of the whole, and a box at 0 to 4. Which numbers do they share?",
-        "In each dim they share everything from the larger offset to the smaller end. Subtract the "
-        "piece's offset for a slice of the piece, and the box's offset for a slice of the box.",
+        "A piece covers 3 to 6 of the whole tensor, and a box covers 0 to 4. Which numbers do they "
+        "share?",
+        "In each dim, they share everything from the larger offset to the smaller end. Subtract "
+        "the piece's offset to slice the piece, and the box's offset to slice the box.",
         "starts = [max(a, b) ...]; stops = [min(a + n, b + m) ...]; piece.tensor[slices of start - "
-        "a to stop - a].copy_(box[slices of start - b to stop - b]), after all were counted",
+        "a to stop - a].copy_(box[slices of start - b to stop - b]), after counting all of them",
     ))

@@ -127,85 +127,90 @@ TIED = Proof(
     Stage({"both ends have the sum of both gradients, in any type and with any strides": (),
            "each end sends its own gradients once, and waits; the other ranks send nothing": COST},
           _see, CASES, (2, 3), oracle=by_gathering,
-          note="In the order of `copies`, on both ends: parameter.grad becomes this end's "
-               "gradient plus the other end's, in their own type. A rank without copies does "
-               "nothing."),
+          note=("On both ends, in the order of `copies`, parameter.grad becomes this end's "
+                "gradient plus the other end's, in their own dtype. A rank without copies does "
+                "nothing.")),
     Stage("also in a group of some ranks, where `other` counts in the group", _see, CASES, (4,),
           GROUPS[:1], oracle=by_gathering,
-          note="On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."),
+          note="It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."),
     mistakes=(
-        Slip("Each end has a part of one gradient: add, no mean.",
+        Slip("Each end has a part of one gradient: add the parts, don't average them.",
              (SUM, "parameter.grad = (local + remote) / 2")),
         Slip("Both ends need the sum: each adds what it receives to its own.",
              (SUM, f"if dist.get_rank(group) < other:\n            {SUM}"),
              (SUM, f"if dist.get_rank(group) > other:\n            {SUM}")),
-        Slip("This is the other end's part: add your own.", (SUM, "parameter.grad = remote")),
-        Slip("Put the sum into parameter.grad: contiguous() is a copy where the gradient has other "
-             "strides.", (SUM, "local += remote"), (SUM, "local = local + remote")),
-        Slip("This end's own part counts once.", (SUM, "parameter.grad += local + remote")),
-        Slip("The other end's part counts once.", (SUM, "parameter.grad = local + 2 * remote")),
-        Slip("What the other end sends has this end's part in it already: each end sends the "
-             "gradient that backward has left.", the_sum_is_sent),
+        Slip("This is only the other end's part: add your own.", (SUM, "parameter.grad = remote")),
+        Slip("Put the sum into parameter.grad: contiguous() makes a copy if the gradient is not "
+             "contiguous.", (SUM, "local += remote"), (SUM, "local = local + remote")),
+        Slip("This end's own part must count only once.",
+             (SUM, "parameter.grad += local + remote")),
+        Slip("The other end's part must count only once.",
+             (SUM, "parameter.grad = local + 2 * remote")),
+        Slip("What the other end sends already includes this end's part: each end must send the "
+             "gradient that backward left.", the_sum_is_sent),
         Slip("The sum is a gradient: put it into parameter.grad, and leave the weight as it is.",
              (SUM, "parameter.data += local + remote"), (SUM, f"{SUM}\n        parameter.data -= "
                                                               "parameter.grad"),
              (SUM, f"{SUM}\n        parameter.data /= 2")),
-        Slip("Gradients travel, not weights: send parameter.grad.",
+        Slip("Send the gradient, not the weight: parameter.grad.",
              (OWN, "parameter.detach().contiguous()",
               SUM, "parameter.grad = parameter.grad + remote")),
-        Slip("Each of `copies` gets its sum.", (COPIES, COPIES.replace("copies", "copies[:1]")),
+        Slip("Every parameter in `copies` must get its sum.",
+             (COPIES, COPIES.replace("copies", "copies[:1]")),
              (COPIES, COPIES.replace("copies", "copies[-1:]"))),
-        Slip("The sum has the type of the gradients.",
+        Slip("The sum must have the dtype of the gradients.",
              (OWN, "parameter.grad.float().contiguous()"), (OWN, "parameter.grad.double()"
                                                                  ".contiguous()")),
-        Slip("The gradient travels as it is: a wider type has more bytes.",
+        Slip("Send the gradient as it is: a wider dtype has more bytes.",
              (OWN, "parameter.grad.double().contiguous()",
               SUM, "parameter.grad = (local + remote).to(parameter.grad.dtype)")),
-        Slip("Digits are lost on the way: the gradient travels in its own type.",
+        Slip("Precision is lost on the way: keep the gradient in its own dtype.",
              (OWN, "parameter.grad.bfloat16().contiguous()",
               SUM, "parameter.grad = parameter.grad + remote.to(parameter.grad.dtype)"),
              (OWN, "parameter.grad.float().contiguous()",
               SUM, "parameter.grad = (local + remote).to(parameter.grad.dtype)"),
              (SUM, "parameter.grad = local + remote.bfloat16().to(local.dtype)")),
-        Slip("A gradient may have any strides, and a message must be contiguous: send "
+        Slip("A gradient may have any strides, but a message must be contiguous: send "
              "grad.contiguous(). (clone() keeps the strides.)", (OWN, "parameter.grad"),
              (OWN, "parameter.grad.clone()"),
              (BUFFER, "torch.empty_like(parameter.grad)")),
         # messages
-        Slip("Wait for both messages: until then the other end's part is not here, and your own "
-             "may be lost.", (WAIT, ""), (WAIT, "        works[-1].wait()\n"),
+        Slip("Wait for both messages: until then the other end's part has not arrived, and your "
+             "own may be lost.", (WAIT, ""), (WAIT, "        works[-1].wait()\n"),
              (WAIT, "        works[0].wait()\n"), (WAIT, "", SUM, f"{SUM}\n{WAIT[:-1]}")),
-        Slip("Until its wait() a message may still be read: wait for the send as well before you "
-             "write into its tensor.",
+        Slip("Until its wait() returns, a send may still be reading its tensor: wait for it as "
+             "well before you write into that tensor.",
              (WAIT, "        works[1].wait()\n", SUM, "parameter.grad += remote\n        "
                                                       "works[0].wait()")),
-        Slip("Receive into another tensor: the one that is being sent must stay as it is.",
+        Slip("Receive into another tensor: the one being sent must not change.",
              (BUFFER, "local"),
              (BUFFER, "local", SUM, "parameter.grad = parameter.grad + remote")),
-        Slip("Both ends go through `copies` in the same order: the first message is for the first.",
+        Slip("Both ends must go through `copies` in the same order: the first message is for the "
+             "first copy.",
              (COPIES, "    for parameter in copies[:: 1 if dist.get_rank(group) < (other or 0) "
                       "else -1]:\n")),
-        Slip("Both ends wait for each other. Start both messages (dist.batch_isend_irecv), then "
-             "wait for both.", (BATCH, f"{SEND}, {RECEIVE}".replace("dist.i", "dist."), WAIT, ""),
+        Slip("The two ends wait for each other: a deadlock. Start both messages "
+             "(dist.batch_isend_irecv), then wait for both.",
+             (BATCH, f"{SEND}, {RECEIVE}".replace("dist.i", "dist."), WAIT, ""),
              (BATCH, f"{RECEIVE}, {SEND}".replace("dist.i", "dist."), WAIT, ""),
              (BATCH, f"[{SEND.replace('isend', 'send')}, {RECEIVE}]"),
              (BATCH, f"[{RECEIVE.replace('irecv', 'recv')}, {SEND}]")),
-        Slip("Only the two ends talk, and with each other only: no other rank of the group waits "
-             "for them.", (COPIES, f"    dist.barrier(group=group)\n{COPIES}"),
+        Slip("Only the two ends communicate, and only with each other: no other rank of the group "
+             "has to wait for them.", (COPIES, f"    dist.barrier(group=group)\n{COPIES}"),
              (SUM, f"{SUM}\n    dist.barrier(group=group)"), all_reduce, all_gather),
-        Slip("Each end sends its gradient once: the other one adds it up by itself.",
+        Slip("Each end sends its gradient only once: the other end does its own adding.",
              (SUM, "local += remote\n        works = [dist.isend(local, group=group, "
               "group_dst=other), dist.irecv(remote, group=group, group_src=other)]\n        "
               "[work.wait() for work in works]\n        parameter.grad = local")),
-        Slip("One message for each gradient: every message costs its latency.", in_rows),
-        Slip("A rank without copies does nothing, and its `other` says nothing: use it only inside "
-             "of the loop.", (COPIES, f"    is_first = dist.get_rank(group) < other\n{COPIES}"),
+        Slip("Send one message per gradient: every message costs its latency.", in_rows),
+        Slip("A rank without copies does nothing, and its `other` is meaningless: use `other` only "
+             "inside the loop.", (COPIES, f"    is_first = dist.get_rank(group) < other\n{COPIES}"),
              (COPIES, f"    peer = dist.get_global_rank(group or dist.group.WORLD, other)\n{COPIES}"
               ),
              (COPIES, "    other = other or 0\n    for parameter in copies or [torch.nn."
                       "Parameter(torch.zeros(1))]:\n")),
         # groups
-        Slip("Pass `group` on, and name the other end by its rank there: group_dst=other, "
+        Slip("Pass `group` on, and name the other end by its rank in the group: group_dst=other, "
              "group_src=other, or group_peer=other.",
              (BATCH, BATCH.replace("group_peer", "peer")),
              (BATCH, EACH.replace("group_dst", "dst").replace("group_src", "src")),
@@ -213,7 +218,8 @@ TIED = Proof(
              ),
     ), hints=(
         "Each of the two ranks has a part of the gradient. What does the other rank need?",
-        "Send your own gradient, receive the other one into an empty tensor, wait for both, add.",
+        "Send your own gradient, receive the other one into an empty tensor, wait for both, and "
+        "add the two gradients.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, group=group, group_peer=other), "
         "dist.P2POp(dist.irecv, theirs, group=group, group_peer=other)]); wait; mine + theirs",
     ))

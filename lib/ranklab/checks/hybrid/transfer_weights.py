@@ -250,49 +250,51 @@ TRANSFER = Proof(
            "replicas share the sending, and nothing is sent for nothing": (SENT,)},
           _see, PAIRS, (6,), oracle=by_gathering),
     Stage("inside a group of ranks", _see, IN_GROUPS, (6,), SOME, oracle=by_gathering,
-          note="On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."),
+          note="It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."),
     Stage("numbers that no trainer holds are a ValueError on all ranks, and nothing is sent",
           _see_refusal, (Pair(Side(2, 2), Side(1, 2)), Pair(Side(1, 1, 4), Side(2, 1))), (6,),
           oracle=by_gathering),
     mistakes=(
-        Slip("Whole tensors travel. A generator receives the numbers of its own pieces, and "
-             "nothing else.", broadcast_weights),
-        _by("One holder of a box sends all of it, and its replicas send nothing: each of k holders "
-            "sends a k-th.",
+        Slip("This sends whole tensors. A generator should receive the numbers of its own pieces, "
+             "and nothing else.", broadcast_weights),
+        _by("Here one holder of a box sends all of it, and the replicas send nothing: each of the "
+            "k holders should send 1/k.",
             *((PARTS, "part_of(0, 1)", COPIES, f"for k, copy in enumerate(copies[{one}])]")
               for one in (":1", "-1:"))),
-        _by("Each holder sends everything, so that a generator receives it k times: send a k-th.",
+        _by("Each of the k holders sends everything, so a generator receives it k times: send only "
+            "1/k.",
             (PARTS, "part_of(0, 1)")),
-        Slip("Numbers travel in the trainer's type here. The generator's is enough: convert before "
-             "you send.",
+        Slip("This sends numbers in the trainer's dtype. The generator's dtype is enough: convert "
+             "before sending.",
              (CAST, "", "dtype=space.dtype", "dtype=held[sender][i].tensor.dtype")),
         _by("A box of another tensor shares nothing with this piece: compare the names first.",
             (OTHER, "if False:")),
-        Slip("piece.tensor is a view of what generates: after the wait, copy what was received "
-             "into it, space.copy_(numbers).", (FILL, "        space = numbers"),
+        Slip("piece.tensor is a view of the generator's weights: after the wait, copy the received "
+             "numbers into it with space.copy_(numbers).", (FILL, "        space = numbers"),
              ("    for space, numbers in received:\n        space.copy_(numbers)\n", "")),
-        Slip("isend and irecv take tensors without gaps: .contiguous() before you send, and a new "
-             "tensor to receive into.",
+        Slip("isend and irecv need contiguous tensors: call .contiguous() before sending, and "
+             "receive into a new tensor.",
              ("numbers.contiguous()", "numbers"),
              ("numbers = torch.empty(space.shape, dtype=space.dtype, device=space.device)",
               "numbers = space")),
-        Slip("In a group ranks are counted anew: P2POp(..., group=group, group_peer=...).",
+        Slip("Inside a group, ranks are numbered from 0 again: use P2POp(..., group=group, "
+             "group_peer=...).",
              ("group_peer=receiver", "peer=receiver", "group_peer=sender", "peer=sender")),
-        Slip("Hand `group` on, to get_rank and to each P2POp.",
+        Slip("Pass `group` on to get_rank and to each P2POp.",
              ("dist.get_rank(group)", "dist.get_rank()")),
-        _by("Numbers that no trainer holds must be a ValueError on every rank: count them by the "
-            "map, before anything is sent.", (COUNT, "if False:")),
-        _by("Each piece must be whole: count its numbers, and do not only ask whether a trainer "
-            "holds some.", (COUNT, "if not count:")),
-        _by("The ValueError must say the piece's name.", ("{want.name} at", "a piece at")),
-        _by("Raise ValueError(...): an assert is an AssertionError, and python -O drops it.",
+        _by("If some numbers are held by no trainer, raise a ValueError on every rank: count them "
+            "in the map, before anything is sent.", (COUNT, "if False:")),
+        _by("Each piece must be complete: count its numbers instead of only checking that a "
+            "trainer holds some.", (COUNT, "if not count:")),
+        _by("The ValueError must give the piece's name.", ("{want.name} at", "a piece at")),
+        _by("Raise ValueError(...): an assert raises AssertionError, and python -O drops it.",
             (COUNT, "assert count == want.tensor.numel()\n            if False:")),
     ), hints=(
-        "Take one generator's piece and one trainer's box. What do they share, who else holds that "
-        "box, and which part of it should this rank send?",
-        "All ranks go through the same map in the same order: for each receiver, each of its "
-        "pieces, each box of the same name, each of the k holders. The rank that is the sender "
-        "adds an isend of its k-th, the receiver an irecv; all others do nothing.",
+        "Take one generator's piece and one trainer's box. What do they share, which other ranks "
+        "hold that box, and which part of it should this rank send?",
+        "All ranks go through the same map in the same order: each receiver, each of its pieces, "
+        "each box of the same name, each of the k holders. The sender adds an isend of its 1/k, "
+        "the receiver adds an irecv, and all others do nothing.",
         "overlap(want, box.offset, box.tensor) gives both views; tensor_split(k)[n] is part n; "
         "dist.P2POp(dist.isend, numbers.contiguous(), group=group, group_peer=receiver); then one "
         "dist.batch_isend_irecv(ops), wait, and copy what was received into the views",

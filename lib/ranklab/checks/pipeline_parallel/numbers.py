@@ -91,50 +91,54 @@ BUBBLE = Proof(
                "last end minus the first start, over all ranks; without a flush, take it for each "
                "rank, and then the longest."),
     mistakes=(
-        Slip("With a flush, too, each rank's own time is counted. A rank is idle before its first "
-             "action and after its last, while others work.",
+        Slip("This counts each rank's own time even with a flush. But a rank is idle before its "
+             "first action and after its last, while others work.",
              (RETURN, f"{OWN}return 1 - busy / (sum(own) if flush else len(own) * max(own))"),
              (GROUPS, OF_RANKS, RETURN, f"{OWN}return 1 - busy / sum(own)")),
-        Slip("With flush=True the time is that from the first start to the last end of all ranks, "
-             "and not the longest of the ranks' own times.", (GROUPS, OF_RANKS)),
-        Slip("flush is not looked at: without a flush each rank's time runs from its own first "
-             "start to its own last end.", (GROUPS, "[spans]")),
-        Slip("flush=True and flush=False are exchanged.", (GROUPS, GROUPS.replace("if", "if not"))),
-        Slip("flush is True where nothing is said: keep the stub's default.",
+        Slip("With flush=True the time runs from the first start to the last end over all ranks. "
+             "It is not the longest of the ranks' own times.", (GROUPS, OF_RANKS)),
+        Slip("flush is ignored: without a flush, each rank's time runs from its own first start to "
+             "its own last end.", (GROUPS, "[spans]")),
+        Slip("flush=True and flush=False are swapped.", (GROUPS, GROUPS.replace("if", "if not"))),
+        Slip("flush must default to True, as in the stub.",
              ("flush=True", "flush=False")),
-        Slip("Without a flush the slowest rank counts for all: the largest of the ranks' own "
-             "times, not their sum or mean.",
+        Slip("Without a flush, the slowest rank's time counts for every rank: take the largest of "
+             "the ranks' own times, not their sum or mean.",
              (RETURN, f"{OWN}return 1 - busy / (len(ranks) * longest if flush else sum(own))")),
-        Slip("Without a flush the slowest rank counts for all, and not the fastest.",
+        Slip("Without a flush, the slowest rank's time counts for every rank, not the fastest "
+             "rank's.",
              (RETURN, f"{OWN}return 1 - busy / (len(ranks) * (longest if flush else min(own)))")),
-        Slip("The bubble is a part of the whole time, and the whole time includes it.",
+        Slip("That divides idle time by busy time. Divide it by the whole time, which includes the "
+             "bubble.",
              (RETURN, "return len(ranks) * longest / busy - 1")),
-        Slip("That is the part with work. The bubble is the part without: 1 - busy / time.",
+        Slip("That is the busy fraction. The bubble is the idle fraction: 1 - busy / time.",
              (RETURN, "return busy / (len(ranks) * longest)")),
-        Slip("That is the idle time itself, in seconds. Divide it by all ranks' time.",
+        Slip("That is the idle time itself, in seconds. Divide it by the total time of all ranks.",
              (RETURN, "return len(ranks) * longest - busy")),
-        Slip("A fraction is wanted, 0.2 for a fifth, and not percent.",
+        Slip("Return a fraction, 0.2 for a fifth, not a percentage.",
              (RETURN, f"return 100 * ({RETURN[7:]})")),
-        Slip("Digits are lost: do not round.",
+        Slip("Rounding loses digits: do not round.",
              (RETURN, f"return round({RETURN[7:]}, 2)")),
         Slip("The clock does not begin at 0: the time is the last end minus the first start.",
              (LONGEST, "max(s.end for s in spans)"), (" - min(s.start for s in group)", "")),
-        Slip("Spans may come in any order: the first in the list need not start first, and the "
-             "last need not end last.", (LONGEST, "max(g[-1].end - g[0].start for g in groups)"),
+        Slip("Spans can come in any order: the first in the list need not start first, nor the "
+             "last end last.", (LONGEST, "max(g[-1].end - g[0].start for g in groups)"),
              (LONGEST, LONGEST.replace("max(s.end for s in group)", "group[-1].end")),
              (LONGEST, LONGEST.replace("min(s.start for s in group)", "group[0].start"))),
-        Slip("Count the ranks that are in the spans: numbers of ranks may have gaps.",
+        Slip("Count the ranks that appear in the spans: rank numbers can have gaps.",
              ("len(ranks) * longest", "(max(ranks) + 1) * longest")),
         Slip("A rank counts once, however many spans it has.",
              ("{span.rank for span in spans}", "[span.rank for span in spans]")),
-        Slip("A rank counts once, however many stages it has: ranks are span.rank.",
+        Slip("A rank counts once, however many stages it has: count the different values of "
+             "span.rank.",
              ("len(ranks) * longest", "len({span.action.stage for span in spans}) * longest")),
-        Slip("The ranks are missing: their time together is as many times the longest.",
+        Slip("The number of ranks is missing: multiply the longest time by it to get the time of "
+             "all ranks.",
              ("(len(ranks) * longest)", "longest")),
-        Slip("It counts spans. Actions take different times: add up end - start.",
+        Slip("This counts spans, but actions take different times: add up end - start.",
              (BUSY, "busy = len(spans)")),
-        Slip("Each rank's bubble is a part of its own time, and a mean of those parts is no part "
-             "of the whole: add up the work of all ranks, and divide once.",
+        Slip("Each rank's bubble is a fraction of its own time, so their mean is not the fraction "
+             "of the whole: add up all ranks' work, and divide once.",
              (RETURN, "parts = [1 - sum(s.end - s.start for s in g) / (max(s.end for s in g) - "
               f"min(s.start for s in g)) for g in {OF_RANKS}]\n    return sum(parts) / len(parts)"
               )),
@@ -170,48 +174,49 @@ IN_FLIGHT = Proof(
     Stage({"for each rank the most at any time: GPipe, 1F1B, interleaved, by hand": (),
            "if B is in two halves: from F until W": ()}, _see_held, (*SCHEDULES,),
           oracle=by_lifetimes,
-          note="For each rank: F adds one, B or W takes one away. The most that is there at any "
-               "time: look after each F, before the B that follows."),
+          note=("On each rank, F adds one, and B or W removes one. Return the most held at any "
+                "time: look after each F, before the B that follows.")),
     mistakes=(
-        Slip("I frees nothing: an activation is there until its W.",
+        Slip("I frees nothing: an activation is held until its W.",
              (HELD, 'count += {"F": 1, "W": 0}.get(action.kind, -1)')),
-        Slip("I and W both free it. It is one activation, and it is there until its W.",
+        Slip("Here both I and W free an activation. It is only one, and it is held until its W.",
              (HELD, 'count += 1 if action.kind == "F" else -1')),
-        Slip("W frees them as well: with I and W there is no B.",
+        Slip("W frees an activation as well: where a backward is split into I and W, there is no "
+             "B.",
              (HELD, 'count += {"F": 1, "B": -1}.get(action.kind, 0)')),
-        Slip("A whole backward, B, frees its activation.",
+        Slip("A B is a whole backward, so it frees its activation.",
              (HELD, 'count += {"F": 1, "W": -1}.get(action.kind, 0)'),
              (HELD, 'count += action.kind == "F"')),
-        Slip("A rank may have both, some B, and some I and W.",
+        Slip("A rank can have both: a B for some micro-batches, I and W for others.",
              (HELD, 'count += {"F": 1, "W": -1}.get(action.kind, -(action.kind == "B" and not any('
               'a.kind == "W" for a in actions)))'),
              (HELD, 'count += {"F": 1, "B": -1}.get(action.kind, -(action.kind == "W" and not any('
               'a.kind == "B" for a in actions)))')),
-        Slip("Those are the forwards before the first backward. There may be more later.",
+        Slip("Those are only the forwards before the first backward. A rank can hold more later.",
              (PEAK, "if action.kind != 'F' and not peak:\n                peak = count + ("
               "action.kind in 'BW')")),
-        Slip("That is what is left at the end. The most that is there at any time is wanted.",
+        Slip("That is what is held at the end. Return the most that is held at any time.",
              (RESULT, "peaks.append(count)")),
-        Slip("Look after each F, before the B that follows.",
+        Slip("Check the count after each F, before the B that follows.",
              (f"{HELD}\n            {PEAK}", f"{HELD}\n            peak = max(peak, count) if "
               'action.kind in "BIW" else peak')),
-        Slip("Each rank holds its own: begin with 0 for each.",
+        Slip("Each rank holds its own activations: start from 0 for each rank.",
              (START, "", "peaks = []", "peaks = []\n    count = peak = 0"),
              (START, "        count = 0\n", "peaks = []", "peaks = []\n    peak = 0")),
-        Slip("One number for each rank is wanted, and not the largest of all.",
+        Slip("Return one number for each rank, not the largest of all.",
              ("return peaks", "return [max(peaks)]")),
-        Slip("One number for each rank is wanted, and not for each stage: a rank with several "
-             "stages holds the activations of all of them.",
+        Slip("Return one number for each rank, not for each stage: a rank with several stages "
+             "holds the activations of all of them.",
              ("for actions in schedule:", "for actions in [[a for a in actions if a.stage == s] "
               "for actions in schedule for s in sorted({a.stage for a in actions})]:")),
-        Slip("An activation is counted by stage and micro-batch: the same micro-batch on another "
-             "stage of the rank is one more.",
+        Slip("Count activations by stage and micro-batch: the same micro-batch on another stage of "
+             "the rank is another activation.",
              (START, "        live, peak = set(), 0\n", HELD,
               'live = live | {action[2]} if action.kind == "F" else live - {action[2]} if '
               'action.kind in "BW" else live\n            count = len(live)')),
     ), hints=(
         "Which action adds an activation, and which one frees it?",
-        "F adds one. B frees it, or W, if B is in two halves.",
+        "F adds one. B frees it, or W does if the backward is split in two.",
         "held += {\"F\": 1, \"B\": -1, \"I\": 0, \"W\": -1}[action.kind]; keep the largest.",
     ))
 
@@ -266,45 +271,49 @@ STALE = Proof(
     Stage({"every F uses the newest weights; B uses its F's with a stash, otherwise the newest": (),
            "counted for each stage, also with several on a rank": ()}, _see_versions, VERSIONS,
           oracle=by_counting,
-          note="Count the B of the same stage that came before the action: each stage has updates "
-               "of its own. With stash, B has the number of its F; without, that of its own "
-               "moment."),
+          note=("Count the B of the same stage before the action: each stage has its own updates. "
+                "With stash, a B has the version of its F; without, the newest version at that "
+                "moment.")),
     mistakes=(
-        Slip("stash is not looked at: with it, B uses the weights that its own F used.",
+        Slip("stash is ignored: with it, B uses the weights that its own F used.",
              (OLD, "is_old = False")),
-        Slip("stash=True and stash=False are exchanged: with a stash, B uses the weights that its "
+        Slip("stash=True and stash=False are swapped: with a stash, B uses the weights that its "
              "own F used.", (OLD, OLD.replace("stash", "not stash"))),
-        Slip("stash is not looked at: without it, B uses the newest weights.",
+        Slip("stash is ignored: without it, B uses the newest weights.",
              (OLD, 'is_old = action.kind == "B"')),
-        Slip("stash is True where nothing is said: keep the stub's default.",
+        Slip("stash must default to True, as in the stub.",
              ("stash=True", "stash=False")),
-        Slip("A B makes the next version when it is done: it uses the one before, itself.",
+        Slip("A B makes the next version only when it is done: the B itself uses the version "
+             "before.",
              (UPDATE, "", f"            {USED}", f"{UPDATE}            {USED}")),
-        Slip("Each stage has updates of its own, also where a rank has several.",
+        Slip("Each stage has its own updates, even if a rank has several stages.",
              ("updates[action.stage] +=", "updates[0] +=", "else updates[action.stage]",
               "else updates[0]")),
-        Slip("All ranks' updates are counted together. A stage's weights change with its own B "
-             "alone.", (NEW_COUNTER, "", "versions = {}", "versions = {}\n    updates = Counter()",
+        Slip("All ranks' updates are counted together. A stage's weights change only with its own "
+             "B.", (NEW_COUNTER, "", "versions = {}", "versions = {}\n    updates = Counter()",
                         UPDATE, UPDATE.replace("action.stage", "0"), "else updates[action.stage]",
                         "else updates[0]")),
-        Slip("An update follows each B, and not each F.", (UPDATE, UPDATE.replace('"B"', '"F"'))),
-        Slip("An update follows each B alone: an F changes no weights.",
+        Slip("An update follows each B, not each F.", (UPDATE, UPDATE.replace('"B"', '"F"'))),
+        Slip("Only a B is followed by an update: an F does not change the weights.",
              (UPDATE, UPDATE.replace('action.kind == "B"', "1"))),
-        Slip("Every F has a version, too.", ("return versions", "return {a: n for a, n in versions."
+        Slip("Every F has a version as well.",
+             ("return versions", "return {a: n for a, n in versions."
                                              "items() if a.kind == 'B'}")),
-        Slip("Every B has a version, too.", ("return versions", "return {a: n for a, n in versions."
+        Slip("Every B has a version as well.",
+             ("return versions", "return {a: n for a, n in versions."
                                              "items() if a.kind == 'F'}")),
         Slip("The first version is 0.", ("else updates[action.stage]\n",
                                          "else updates[action.stage] + 1\n")),
-        Slip("That is how many versions old the weights are. The version itself is wanted.",
+        Slip("That is how many versions have been made since the F. Return the version itself.",
              ("return versions", "return {a: n - versions[a._replace(kind='F')] for a, n in "
               "versions.items()}")),
-        Slip("A key is the Action itself.", ("return versions", "return {str(action): n for "
+        Slip("Each key must be the Action itself.",
+             ("return versions", "return {str(action): n for "
                                              "action, n in versions.items()}"),
              ("return versions", "return {action[1:]: n for action, n in versions.items()}")),
     ), hints=(
         "How many updates has a stage had when it begins an action?",
-        "Count each stage's B. With stash, a B has the number that its own F had.",
+        "Count each stage's B. With stash, a B uses the same version as its own F.",
         "versions[action] = versions[action._replace(kind=\"F\")] if stash and action.kind == "
         "\"B\" else updates[action.stage]; then updates[action.stage] += action.kind == \"B\"",
     ))
@@ -432,49 +441,52 @@ SPLIT = Proof(
           note="The best place for the last cut depends on all the others."),
     refusals("split_stages", ([1, 2, 3], 0), ([1, 2, 3], 4)),
     mistakes=(
-        Slip("Equally many layers are not equally much work.", equally_many),
-        Slip("A stage filled up to the mean leaves too much to those after it: the best place for "
+        Slip("The same number of layers is not the same amount of work.", equally_many),
+        Slip("Stages filled up to the mean can leave too much for later ones: the best place for "
              "the last cut depends on all the others.", up_to_the_mean,
              up_to_the_mean_of_what_is_left),
-        Slip("The costliest part is cut in two each time, and earlier cuts stay where they are. "
-             "With one more stage, all cuts may move.", halves),
-        Slip("A stage is empty: each has one layer or more.", without_layers),
-        Slip("Layers go to the stage that has least to do. A stage is a run of neighbours, or its "
-             "output would go back and forth.", to_the_least_busy),
-        Slip("Of the best for the layers before and the last stage's own cost the larger counts: "
-             "max(...).", (BEST, "best[k][0] + sum(costs[k:n])"), (BEST, "best[k][0]")),
-        Slip("The slowest stage sets the pace: the larger of the two counts, and not the smaller.",
+        Slip("This cuts the costliest part in two each time, and never moves earlier cuts. With "
+             "one more stage, every cut might have to move.", halves),
+        Slip("A stage is empty: each needs at least one layer.", without_layers),
+        Slip("This gives each layer to the least busy stage. But a stage must be a run of adjacent "
+             "layers, or its output would go back and forth.", to_the_least_busy),
+        Slip("Use max(...): what counts is the larger of the best for the layers before and the "
+             "last stage's own cost.", (BEST, "best[k][0] + sum(costs[k:n])"),
+             (BEST, "best[k][0]")),
+        Slip("The slowest stage sets the pace: take the larger of the two, not the smaller.",
              (BEST, BEST.replace("max", "min"))),
-        Slip("Only the last stage's cost is looked at: the best for the layers before it counts, "
-             "too.", (BEST, "sum(costs[k:n])")),
-        Slip("The stages are alike, and yet the slowest could be faster: only the largest sum "
+        Slip("This looks only at the last stage's cost: the best for the layers before it counts "
+             "as well.", (BEST, "sum(costs[k:n])")),
+        Slip("The stages are balanced, but the slowest could still be faster: only the largest sum "
              "counts.",
              ("min((max(best[k][0], sum", "max((min(best[k][0], sum"),
              ("(sum(costs[:n]), [0])", "(sum(costs[:n])**2, [0])",
               BEST, "best[k][0] + sum(costs[k:n])**2")),
-        Slip("That is the number of layers of the largest stage. Their costs count.",
+        Slip("That compares stages by their number of layers. Use the cost of the layers instead.",
              ("(sum(costs[:n]), [0])", "(n, [0])", BEST, "max(best[k][0], n - k)")),
-        Slip("The last stage ends where the layers end: its range is missing.",
+        Slip("The last stage's range is missing: it ends where the layers end.",
              ("begins[1:] + [len(costs)]", "begins[1:]")),
         Slip("One stage is missing: the first one begins at 0, and each of the others at a cut.",
              ("range(1, stages)", "range(1, stages - 1)")),
         Slip("Each stage begins where the one before it stops: range(a, b) ends with b - 1.",
              ("[range(a, b) for", "[range(a, b + 1) for")),
-        Slip("The layers' numbers are wanted, and not their costs.",
+        Slip("Return the layers' numbers, not their costs.",
              (RANGES, RANGES.replace("range(a, b)", "costs[a:b]"))),
-        Slip("Those are the places of the cuts. A range of layers for each stage is wanted.",
+        Slip("Those are the positions of the cuts. Return a range of layers for each stage.",
              (RANGES, "begins"), (RANGES, "[(a, b) for a, b in zip(begins, begins[1:] + "
                                   "[len(costs)])]")),
-        Slip("The costs are changed. Work on a copy; and layers stay in their order.",
+        Slip("This changes the costs. Work on a copy, and keep the layers in order.",
              ("best = {n: (sum(costs[:n])", "costs.sort()\n    best = {n: (sum(costs[:n])")),
-        Slip("Check both ends first, 1 <= stages <= len(costs): ValueError(...), with a sentence.",
+        Slip("Check both limits first, 1 <= stages <= len(costs), and raise ValueError(...) with a "
+             "sentence.",
              (LIMITS, "if False:"), (LIMITS, "if stages < 1:"),
              (LIMITS, "if stages > len(costs):")),
         Slip(SENTENCE, (RAISE, "raise ValueError")),
         Slip(ASSERTED, (LIMITS, "assert 1 <= stages <= len(costs)\n    if False:")),
     ), hints=(
-        "Where is the last cut, if you know the best cuts of all layers before it?",
-        "If the last stage begins at k, the larger of its cost and the best for k layers counts.",
+        "Where is the last cut, if you know the best cuts for any number of layers before it?",
+        "If the last stage begins at k, the slowest stage costs the larger of two: that stage's "
+        "cost, and the best for the first k layers.",
         "best[n] = min over k of max(best_before[k], sum(costs[k:n])), once for each stage; keep "
-        "the k. Or guess the largest sum, fill stages up to it, and take the least that works.",
+        "the k. Or guess the largest sum, fill stages up to it, and keep the smallest that works.",
     ))

@@ -231,47 +231,51 @@ STAGES = {
 EXECUTOR = Proof(
     PipelineExecutor,
     Stage(STAGES, _see, (*SCHEDULES,), (2,), oracle=OneProcess, through=torch.float32,
-          note="A stage's input is a leaf, and its output goes on detached. Backward begins with "
-               "self.weight * self.scale on the last stage of all, and with take_gradients() on "
-               "the others; x.grad goes into gradients_out."),
+          note=("A stage's input is a leaf, and its output is passed on detached. Backward begins "
+                "with self.weight * self.scale on the very last stage, and with take_gradients() "
+                "on the others; x.grad goes into gradients_out.")),
     Stage("in groups of 1 and 3 ranks it sends to no rank outside", _see, ("1F1B", "ZB-V"), (4,),
           GROUPS[:1], oracle=OneProcess,
-          note="On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1: pass "
-               "self.group on, and name peers by their rank in it."),
+          note=("It was right with all ranks. This run uses groups whose ranks are not 0 .. n-1: "
+                "pass self.group on, and name peers by their rank in it.")),
     mistakes=(
         # forward
-        Slip("Stage 0 takes its inputs as they are: tokens get no gradient.",
+        Slip("Stage 0 uses its inputs as they are: tokens get no gradient.",
              (f"x = {TAKE}", f"x = {TAKE[:TAKE.index('.requires')]}\n"
               "        x = x.requires_grad_(torch.is_grad_enabled())")),
-        Slip("Stage 0 gets no message: its input is self.pieces[m][0].",
+        Slip("Stage 0 receives no message: its input is self.pieces[m][0].",
              (IF_STAGE, "        if True:\n            x")),
-        Slip("A stage's input is a leaf: requires_grad_(), so that backward gives x.grad for the "
-             "previous stage.", (TAKE, "self.take_activations(stage, m)")),
-        Slip("A stage after the first takes what the one before has computed: "
+        Slip("A stage's input must be a leaf with requires_grad_(), so that backward computes "
+             "x.grad for the previous stage.", (TAKE, "self.take_activations(stage, m)")),
+        Slip("Every stage after the first needs the previous stage's output: "
              "self.take_activations(stage, m).",
              (OUTPUT_OF, "self.stages[stage](self.pieces[m][0], targets)")),
         Slip("A stage passes its output on without a graph: y.detach().",
              (OUTPUT, OUTPUT.replace(".detach()", ""))),
-        Slip("Multiply the loss by self.weight, one over the targets of the whole batch.",
+        Slip("Multiply the loss by self.weight, which is 1 over the number of targets in the whole "
+             "batch.",
              (LOSS, "self.loss += y.detach()")),
-        Slip("A mean over micro-batches is wrong, because they have unequal numbers of targets. "
-             "Multiply the loss by self.weight.",
+        Slip("A mean over micro-batches is wrong, because they can have different numbers of "
+             "targets. Multiply the loss by self.weight.",
              (LOSS, "self.loss += y.detach() / len(self.pieces)")),
-        Slip("self.scale is of gradients alone: the loss that run() returns has self.weight.",
+        Slip("self.scale applies only to gradients: multiply the loss that run() returns by "
+             "self.weight alone.",
              (LOSS, f"{LOSS} * self.scale")),
-        Slip("The losses of all micro-batches are added up: self.loss += ...",
+        Slip("Add up the losses of all micro-batches: self.loss += ...",
              (LOSS, LOSS.replace("+=", "="))),
-        Slip("self.loss += y.detach() * self.weight: a graph keeps all that it comes from.",
+        Slip("Without detach(), the loss keeps its whole graph in memory: self.loss += y.detach() "
+             "* self.weight.",
              (LOSS, "self.loss += y * self.weight")),
-        Slip("Only the output of the last stage of all, self.last, is a loss, not that of each "
-             "rank's last.", (IF_LOSS, IF_LOSS.replace("self.last", "max(self.stages)"))),
-        Slip("A loss goes to no other stage: it is left in activations_out.",
+        Slip("Only the output of the pipeline's last stage, self.last, is a loss, not the output "
+             "of each rank's last stage.",
+             (IF_LOSS, IF_LOSS.replace("self.last", "max(self.stages)"))),
+        Slip("No other stage takes the loss, so it would stay in activations_out.",
              (IF_OUTPUT, IF_OUTPUT.replace("else", "if True"))),
-        Slip("Without gradients no backward follows, and nothing is kept for it: "
-             "torch.is_grad_enabled() tells.",
+        Slip("Without gradients no backward follows, so keep nothing for it: check "
+             "torch.is_grad_enabled().",
              (IF_GRADIENTS, "        if True:\n            self.activations")),
         # backward
-        Slip("Backward is the last use of a micro-batch: self.activations.pop().",
+        Slip("Backward is the last use of a micro-batch's activations: self.activations.pop().",
              (POP, "self.activations[stage, m]"),
              (KEPT, f"{KEPT}\n            self.all = [*getattr(self, 'all', []), y]")),
         Slip("Something of each micro-batch is kept after its last use.",
@@ -281,78 +285,82 @@ EXECUTOR = Proof(
               "\n        y = self"),
              (OUTPUT, f"{OUTPUT}\n            self.outputs = [*getattr(self, 'outputs', []), "
               "y.data]")),
-        Slip("The last stage of all begins backward with self.weight * self.scale, and not with 1.",
+        Slip("The pipeline's last stage begins backward with self.weight * self.scale, not with 1.",
              (ONES, "torch.ones_like(y)")),
         Slip("Backward begins with self.weight * self.scale: the scale is missing.",
              (ONES, "torch.ones_like(y) * self.weight")),
         Slip("Backward begins with self.weight * self.scale: the weight is missing.",
              (ONES, "torch.ones_like(y) * self.scale")),
-        Slip("A mean over micro-batches is wrong, also in backward. It begins with self.weight * "
+        Slip("A mean over micro-batches is wrong in backward as well: begin with self.weight * "
              "self.scale.", (ONES, "torch.ones_like(y) * (self.scale / len(self.pieces))")),
-        Slip("Weight and scale come in once, on the last stage of all. The others begin with the "
-             "next stage's gradient as it is.",
+        Slip("Weight and scale are applied once, on the pipeline's last stage. The others begin "
+             "with the next stage's gradient as it is.",
              (BACKWARD, "y.backward(gradient * self.weight)"),
              (BACKWARD, "y.backward(gradient * (self.weight * self.scale))", ONES,
               "torch.ones_like(y)")),
-        Slip("All stages but self.last begin with the next stage's gradient, take_gradients(), "
-             "also the last one of a rank.", (GRADIENT, "gradient = torch.ones_like(y)"),
+        Slip("Every stage except self.last begins with the next stage's gradient, "
+             "take_gradients(), even if it is its rank's last stage.",
+             (GRADIENT, "gradient = torch.ones_like(y)"),
              (IF_LAST, IF_LAST.replace("self.last", "max(self.stages)"))),
-        Slip("take_gradients() waits for the message. What is in gradients_in has not arrived yet.",
+        Slip("What is in gradients_in might not have arrived yet: take_gradients() waits for the "
+             "message.",
              (GRADIENT, "gradient = self.gradients_in.pop((stage, m))[1] if (stage, m) in "
               "self.gradients_in else self.take_gradients(stage, m)")),
-        Slip("An I leaves the gradients of weights for its W: with self.deferral(action): "
+        Slip("An I defers weight gradients to its W: with self.deferral(action): "
              "y.backward(gradient).", ("with self.deferral(action):", "if True:")),
-        Slip("A B has no W, and leaves nothing: self.deferral(action) tells them apart.",
+        Slip("A B has no W, and must not defer anything: self.deferral(action) tells B and I "
+             "apart.",
              (DEFERRAL, "self.weight_queue.deferral(stage, m)")),
-        Slip("Gradients of weights add up over the micro-batches: do not set them to None.",
+        Slip("Weight gradients add up over the micro-batches: do not set them to None.",
              (f"            {BACKWARD}", "            for p in self.stages[stage].parameters():\n"
               f"                p.grad = None\n            {BACKWARD}")),
-        Slip("send() finds no gradient of the input: after backward, gradients_out[stage, m] = "
+        Slip("send() finds no gradient to send: after backward, set gradients_out[stage, m] = "
              "x.grad.", (INPUT_GRADIENT, "pass")),
-        Slip("The previous stage needs the gradient of this stage's input, x.grad, and not that of "
-             "its output.", (INPUT_GRADIENT, INPUT_GRADIENT.replace("x.grad", "gradient"))),
-        Slip("Stage 0 has no stage before it: nothing of it goes into gradients_out.",
+        Slip("The previous stage needs the gradient of this stage's input, x.grad, not of its "
+             "output.", (INPUT_GRADIENT, INPUT_GRADIENT.replace("x.grad", "gradient"))),
+        Slip("Stage 0 has no previous stage, so it must not put anything into gradients_out.",
              (f"        if stage:\n            {INPUT_GRADIENT}", f"        {INPUT_GRADIENT}")),
         # messages
-        Slip("pop() what is sent: it is left in activations_out or gradients_out.",
+        Slip("Use pop() for what is sent: otherwise it stays in activations_out or gradients_out.",
              (TENSOR, TENSOR.replace(".pop((stage, m))", "[stage, m]"))),
-        Slip("Each tensor has its place: forward puts (x, y) into activations[stage, m], where "
-             "backward pops it; an SF sends activations_out[stage, m], an SB gradients_out[stage, "
+        Slip("Each tensor has its place: forward puts (x, y) into activations[stage, m], and "
+             "backward pops it; SF sends activations_out[stage, m], SB sends gradients_out[stage, "
              "m].", (SOURCE, "self.activations_out"), (SOURCE, "self.gradients_out"),
              (KEPT, "pass")),
-        Slip("A stage may give any strides, and a message must be contiguous: "
+        Slip("The tensors of a stage can have any strides, but a message must be contiguous: "
              "tensor.contiguous().", (TENSOR, TENSOR.replace(".contiguous()", ""))),
         Slip("isend only starts a message. Keep (handle, tensor) in self.sends: the tensor must "
-             "live until run() has waited.", (SEND, ISEND), (SEND, SEND.replace(", tensor))",
+             "stay alive until run() has waited.", (SEND, ISEND), (SEND, SEND.replace(", tensor))",
                                                                                ", None))"))),
-        Slip("send() only starts a message: run() waits for what is in self.sends.",
+        Slip("send() must only start a message: run() waits for everything in self.sends.",
              (SEND, f"handle = {ISEND}\n        handle.wait()\n        self.sends.append("
               "(handle, tensor))")),
-        Slip("receive() only starts a message. take_activations() and take_gradients() wait for "
-             "it, where it is needed.", (RECEIVE, f"{RECEIVE}\n        target[stage, m][0].wait()"),
+        Slip("receive() must only start a message: take_activations() and take_gradients() wait "
+             "when the tensor is needed.",
+             (RECEIVE, f"{RECEIVE}\n        target[stage, m][0].wait()"),
              (RECEIVE, "target[stage, m] = dist.recv(tensor, group=self.group, group_src=peer), "
               "tensor")),
-        Slip("Messages that arrive are waited for too early: take_activations() and "
-             "take_gradients() wait, right where they are needed.",
+        Slip("This waits for incoming messages too early: take_activations() and take_gradients() "
+             "wait right before they are needed.",
              (RECEIVE, "for handle, _ in target.values():\n            handle.wait()\n        "
               f"{RECEIVE}"),
              (SEND, f"{SEND}\n        for handle, _ in self.activations_in.values():\n"
               "            handle.wait()")),
-        Slip("An RB brings the gradient of the output: it belongs into gradients_in, and an RF "
-             "into activations_in.", (TARGET, "self.activations_in"),
+        Slip("An RB receives the gradient of the stage's output, which belongs in gradients_in; "
+             "what an RF receives belongs in activations_in.", (TARGET, "self.activations_in"),
              (TARGET, TARGET.replace('"RF"', '"RB"'))),
-        Slip("The message says for which of this rank's stages it is, and for which micro-batch: "
-             "keep it under (stage, m).", (PLACED, "target[stage - 1, m]"),
+        Slip("The message names the stage of this rank and the micro-batch that it is for: store "
+             "it under (stage, m).", (PLACED, "target[stage - 1, m]"),
              (PLACED, "target[stage + 1, m]"), (PLACED, "target[m, stage]")),
         Slip("A message has the shape of its own micro-batch: self.new_hidden(self.pieces[m][0]).",
              ("self.new_hidden(self.pieces[m][0])", "self.new_hidden(self.pieces[0][0])")),
-        Slip("A buffer is kept from an earlier run, whose micro-batches had other lengths: make "
-             "one in each receive().",
+        Slip("A buffer is reused from an earlier run, whose micro-batches had other lengths: make "
+             "a new one in each receive().",
              (f"tensor = {BUFFER}", "self.buffers = getattr(self, 'buffers', {})\n        "
               f"tensor = self.buffers.setdefault((kind, stage, m), {BUFFER})")),
-        Slip("A message has the type of self.new_hidden(inputs), which need not be float32.",
+        Slip("A message has the dtype of self.new_hidden(inputs), which need not be float32.",
              (BUFFER, "torch.empty(self.pieces[m][0].shape, device=self.pieces[m][0].device)")),
-        Slip("Pass self.group on, and name peers by their rank in it: dist.isend(tensor, "
+        Slip("Pass self.group, and give each peer by its rank in that group: dist.isend(tensor, "
              "group=self.group, group_dst=peer), group_src=peer.",
              (SEND, SEND.replace("group=self.group, group_dst=peer", "dst=peer")),
              (IRECV, IRECV.replace("group_src=peer", "src=peer")),

@@ -18,47 +18,54 @@ PREDICTIONS = (
         mistakes={100 * 3 / 11: "that is for 8 micro-batches",
                   25: "3/12 is a part of the work, and the bubble is a part of the whole time",
                   75: "that is one rank at a time: 12 micro-batches overlap"},
-        why="Each rank idles for 3 micro-batches' time and works for 12: (P - 1) / (M + P - 1).",
+        why=("Each rank idles for the time of 3 micro-batches and works for 12: (P - 1) / (M + P - "
+             "1)."),
     ),
     Prediction(
         "pp_in_flight", solution="8", unit="activations", tolerance=0,
-        hint="Rank 0's first backward comes when micro-batch 0 has passed all stages and is back.",
+        hint=("Rank 0's first backward comes when micro-batch 0 has gone through all stages and "
+              "come back."),
         answer=lambda: in_flight_activations(one_f_one_b_schedule(8, 64))[0],
         mistakes={64: "that is GPipe: all forwards come before the first backward",
                   7: "that is the warm-up; one more forward comes before the first backward",
                   1: "that is the last rank"},
-        why="One for each stage from its own on; GPipe would hold all 64.",
+        why="It holds one for each stage from its own to the last; GPipe would hold all 64.",
     ),
     Prediction(
         "pp_message_mb", solution="1 * 4096 * 12288 * 2 / 1e6", unit="MB",
-        hint="What does a stage hand to the next? One number for each token and channel.",
+        hint="What does a stage pass to the next? One number for each token and channel.",
         answer=lambda: torch.empty(4096, 12288, dtype=torch.bfloat16, device="meta").nbytes / 1e6,
         mistakes={96: "those are MiB; MB are 10^6 bytes here",
                   4096 * 12288 * 4 / 1e6: "bf16 has 2 bytes",
                   4096 * 12288 / 1e6: "bf16 has 2 bytes"},
-        why="The same again for its gradient, on the way back.",
+        why="On the way back, its gradient has the same size.",
     ),
     Prediction(
         "pp_interleaved_percent", solution="100 * 7 / (4 * 32 + 7)", unit="%",
-        hint="Each of the 4 stages is a quarter as thick. What gets shorter, and what does not?",
+        hint=("Each of a rank's 4 stages has a quarter of its layers. What gets shorter, and what "
+              "does not?"),
         answer=lambda: 100 * bubble_fraction(simulate(interleaved_schedule(8, 32, 4))),
         mistakes={100 * 7 / 39: "that is 1F1B with one stage a rank",
                   100 * 7 / 128: "a part of the work; the bubble is a part of the whole time",
                   100 * 7 / 39 / 4: "the time gets shorter as well, not only the bubble"},
-        why="The ends are 4 times shorter, and the price is more than 4 times as many messages.",
+        why=("The idle ends are a quarter as long, at the price of more than 4 times as many "
+             "messages."),
     ),
     Prediction(
         "pp_versions", solution="4", unit="copies", tolerance=0,
-        hint="Which weights does a backward of rank 0 use, and how many updates came since?",
+        hint=("Which weights does a backward on rank 0 use, and how many updates have there been "
+              "since?"),
         answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
         mistakes={3: "those are the old ones; the newest counts, too", 1: "that is the last rank"},
-        why="One for each micro-batch in flight, which are as many as there are stages.",
+        why=("It keeps one for each micro-batch in flight, and there are as many of those as "
+             "stages."),
     ),
     Formula(
         "micro_batches_for", {"stages": (2, 64), "idle": (0.01, 0.5), "virtual": (1, 8)},
         micro_batches_for,
         solution="lambda stages, idle, virtual: (stages - 1) * (1 - idle) / (virtual * idle)",
-        hint="Write the bubble of 4.2 with `virtual` stages on each rank. Then solve it for M.",
+        hint=("Write the bubble formula of 4.2 for `virtual` stages on each rank. Then solve it "
+              "for M."),
         step="idle = (stages - 1) / (virtual * M + stages - 1)",
         mistakes={
             "lambda stages, idle, virtual: (stages - 1) / (virtual * idle)":
@@ -71,6 +78,6 @@ PREDICTIONS = (
             "lambda stages, idle, virtual: virtual * (stages - 1) * (1 - idle) / idle":
                 "more stages on a rank make the bubble smaller, so fewer micro-batches do",
         },
-        why="A bubble of 5% takes 19 micro-batches for each further stage.",
+        why="A bubble of 5% needs 19 micro-batches for each additional stage.",
     ),
 )

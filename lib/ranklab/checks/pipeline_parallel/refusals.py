@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from ranklab.checks.prover import Must, Stage
 
-CHECK = "It can't be done. Check the numbers first: ValueError(...), with a sentence."
-SENTENCE = "Say in the ValueError what is wrong, in a sentence."
+CHECK = "This can't be done. Check the numbers first, and raise ValueError(...) with a sentence."
+SENTENCE = "The ValueError must say in a sentence what is wrong."
 ASSERTED = "An assert raises AssertionError, and python -O drops it: raise ValueError(...)."
 
 

@@ -114,11 +114,10 @@ def _stage(shapes, held_at_most, more, sentences, note):
 # --- mistakes of several --------------------------------------------------------------------------
 
 RETURN = "Return a tuple with a tuple of actions for each rank: Action(\"F\", stage, micro_batch)."
-REVERSED = ("Gradients of weights are added up in the order of the backwards, and each sum is "
-            "rounded. One process takes the micro-batches 0, 1, 2, ...: in its order the sums are "
-            "equal to the last bit, in others they are not.")
+REVERSED = ("Weight gradients are added in the order of the backwards, and every addition rounds. "
+            "To match one process to the last bit, keep its order: 0, 1, 2, ...")
 EXCHANGED = "An Action is (kind, stage, micro_batch), in this order."
-RANK_0 = "Rank s has stage s: the inputs come in on rank 0."
+RANK_0 = "Rank s has stage s: the inputs enter at rank 0."
 ONE_CHECKED = "Both numbers have to be checked: stages and micro_batches."
 COUNTS = "check_counts(stages=stages, micro_batches=micro_batches)"
 RETURNS, STAGES = "return tuple(schedule)", "for stage in range(stages):"
@@ -167,40 +166,41 @@ GPIPE = Proof(
         "All F, then all B."),
     refusals("gpipe_schedule", *BAD_COUNTS),
     mistakes=(
-        Slip("GPipe does all forwards first: its memory is large, and the rule is simple.",
+        Slip("GPipe does all forwards first: it needs a lot of memory, but the rule is simple.",
              (BOTH, "tuple(a for pair in zip(forwards, backwards) for a in pair)"),
              one_f_one_b_schedule),
         Slip(REVERSED, (BACK, f"{BACK}[::-1]")),
-        Slip("Forwards, too, take the micro-batches in their order, from 0 on.",
+        Slip("The forwards must take the micro-batches in order as well, from 0 up.",
              (FORTH, f"{FORTH}[::-1]")),
         Slip("A rank has to do the F of a micro-batch before its B.",
              (BOTH, "tuple(backwards + forwards)")),
-        Slip("The backwards are missing: B of each micro-batch comes after the forwards.",
+        Slip("The backwards are missing: after the forwards comes the B of each micro-batch.",
              (BOTH, "tuple(forwards)")),
         Slip("The forwards are missing.", (BOTH, "tuple(backwards)")),
-        Slip("A whole backward is B. An I is half of one, and needs its W.",
+        Slip("A whole backward is a B. An I is only half of one, and needs its W.",
              (BACK, BACK.replace('"B"', '"I"'))),
-        Slip("Micro-batches are 0 to M - 1: range(micro_batches).",
+        Slip("Micro-batches are numbered 0 to M - 1: range(micro_batches).",
              (FORTH, FORTH.replace("(m", "(1, 1 + m"), BACK, BACK.replace("(m", "(1, 1 + m"))),
         Slip("The last micro-batch is missing: range(micro_batches) ends with M - 1.",
              (FORTH, FORTH.replace("batches)", "batches - 1)"),
               BACK, BACK.replace("batches)", "batches - 1)"))),
-        Slip("Stages and micro-batches are exchanged: there is a rank for each stage.",
+        Slip("Stages and micro-batches are swapped: there is one rank for each stage.",
              (STAGES, "for stage in range(micro_batches):", FORTH,
               FORTH.replace("micro_batches", "stages"), BACK,
               BACK.replace("micro_batches", "stages"))),
         Slip(EXCHANGED, (FORTH, FORTH.replace("stage, m", "m, stage"), BACK,
                          BACK.replace("stage, m", "m, stage"))),
         Slip(RANK_0, (STAGES, "for stage in reversed(range(stages)):")),
-        Slip("A rank has one stage, its own: rank s has stage s.", every_stage_on_every_rank,
+        Slip("Each rank has only its own stage: rank s has stage s.", every_stage_on_every_rank,
              (FORTH, FORTH.replace("stage,", "0,"), BACK, BACK.replace("stage,", "0,"))),
         Slip(RETURN, plain_tuples, (RETURNS, "return iter(schedule)")),
-        Slip("Each rank has a tuple of its own, and not one list for all.", one_list_for_all,
+        Slip("Each rank needs its own tuple, not one list for all ranks.", one_list_for_all,
              ("schedule.append(tuple(", "schedule.extend(tuple(")),
         *_refused(),
     ), hints=(
         "Write down what rank 0 does with two micro-batches. What is different on rank 1?",
-        "Rank s does F of stage s for all micro-batches, then B of stage s for all, from 0 on.",
+        "Rank s does F of stage s for all micro-batches, then B of stage s for all, both in order "
+        "from 0.",
         "For each stage tuple(Action(kind, stage, m) for kind in \"FB\" for m in range(...)).",
     ))
 
@@ -212,44 +212,48 @@ PAIR = '[Action("F", stage, m + warm_up), Action("B", stage, m)]'
 TURNS = "for m in range(micro_batches - warm_up):"
 LATE = "range(micro_batches - warm_up, micro_batches)"
 LAST = f'        actions += [Action("B", stage, m) for m in {LATE}]\n'
-DEADLOCK = ("That is a deadlock. A rank has to do enough forwards before its first backward: the "
-            "more, the nearer it is to the start.")
-SHORT = "There may be fewer micro-batches than stages, and a warm-up is no longer than that."
+DEADLOCK = ("That is a deadlock. The nearer a rank is to the start, the more forwards it must do "
+            "before its first backward.")
+SHORT = ("There can be fewer micro-batches than stages, and the warm-up cannot be longer than "
+         "micro_batches.")
 ONE_F_ONE_B = Proof(
     one_f_one_b_schedule,
     _stage(SHAPES, one_f_one_b_in_flight, _in_order, {ORDERED: (UNORDERED,), COSTS: COST},
-           "Rank s does P - s - 1 forwards first, one for each stage after it, and then F and B in "
-           "turn."),
+           "Rank s first does P - s - 1 forwards, one for each stage after it, and then alternates "
+           "F and B."),
     refusals("one_f_one_b_schedule", *BAD_COUNTS),
     mistakes=(
-        Slip("The warm-up is one too long: it is one forward for each stage after this one, and "
-             "the turns begin with one more.", (WARM_UP, WARM_UP.replace(" - 1", ""))),
-        Slip("The warm-up is too short: with fewer forwards than stages after it, a rank waits for "
-             "its first gradient.", (WARM_UP, "warm_up = min(max(stages - stage - 2, 0), "
+        Slip("The warm-up is one forward too long. It needs one for each stage after this one, and "
+             "the turns begin with another.", (WARM_UP, WARM_UP.replace(" - 1", ""))),
+        Slip("The warm-up is too short: with fewer forwards than stages after it, a rank idles "
+             "longer than it must while it waits for gradients.",
+             (WARM_UP, "warm_up = min(max(stages - stage - 2, 0), "
                                      "micro_batches)"),
              (WARM_UP, "warm_up = min((stages - stage - 1) // 2, micro_batches)")),
-        Slip("Without a warm-up one micro-batch at a time is on its way. Rank s does P - s - 1 "
-             "forwards first.", (WARM_UP, "warm_up = 0")),
+        Slip("Without a warm-up, only one micro-batch at a time is in the pipeline. Rank s must do "
+             "P - s - 1 forwards first.", (WARM_UP, "warm_up = 0")),
         Slip(DEADLOCK, (WARM_UP, "warm_up = min(stage, micro_batches)")),
         Slip(SHORT, (WARM_UP, "warm_up = stages - stage - 1")),
         Slip("The warm-up is the same on all ranks. Only rank 0 needs P - 1 forwards: its first "
-             "gradient takes longest.", (WARM_UP, "warm_up = min(stages - 1, micro_batches)")),
-        Slip("Two forwards more on each rank are only needed if messages take time, and they are "
-             "held. One is enough here.",
+             "gradient takes the longest to arrive.",
+             (WARM_UP, "warm_up = min(stages - 1, micro_batches)")),
+        Slip("Two forwards for each stage after this one are only needed if messages take time, "
+             "and all of them are held. One for each is enough here.",
              (WARM_UP, "warm_up = min(2 * (stages - stage - 1), micro_batches)")),
-        Slip("That is GPipe. After P - s - 1 forwards rank s does F and B in turn.",
+        Slip("That is GPipe. After P - s - 1 forwards, rank s does F and B in turn.",
              (WARM_UP, "warm_up = micro_batches"), gpipe_schedule),
         Slip(REVERSED, (LATE, f"reversed({LATE})")),
-        Slip("The oldest micro-batch goes back first: in the turns B is of m, and F of m + "
-             "warm_up.", (PAIR, PAIR.replace('"B", stage, m', '"B", stage, m + warm_up'),
+        Slip("The oldest micro-batch goes back first: in each turn, do F of m + warm_up and B of "
+             "m.", (PAIR, PAIR.replace('"B", stage, m', '"B", stage, m + warm_up'),
                           LATE, "range(warm_up)")),
-        Slip("In the turns, the micro-batches of the warm-up had their F already: F of m + "
+        Slip("The micro-batches of the warm-up have already had their F: in the turns, do F of m + "
              "warm_up.", (PAIR, PAIR.replace("m + warm_up", "m"))),
-        Slip("A turn is F, then B: the F is what the next ranks wait for.",
+        Slip("A turn is F, then B: later ranks are waiting for the F.",
              (PAIR, '[Action("B", stage, m), Action("F", stage, m + warm_up)]')),
-        Slip("Backwards are missing: after the last F, as many are left as the warm-up had "
-             "forwards.", (LAST, "")),
-        Slip("Forwards go on after the last micro-batch: there are micro_batches - warm_up turns.",
+        Slip("Backwards are missing: after the last turn, one B is left for each forward of the "
+             "warm-up.", (LAST, "")),
+        Slip("Forwards continue past the last micro-batch: there are only micro_batches - warm_up "
+             "turns.",
              (TURNS, "for m in range(micro_batches):", LAST, "")),
         Slip("The warm-up's forwards are missing.",
              ('[Action("F", stage, m) for m in range(warm_up)]', "[]")),
@@ -258,15 +262,15 @@ ONE_F_ONE_B = Proof(
                          'actions += [Action("B", stage, m)', 'actions += [Action("B", m, stage)')),
         Slip(RANK_0, (STAGES, "for stage in reversed(range(stages)):"),
              (RETURNS, "return tuple(schedule[::-1])")),
-        Slip("Each rank has a tuple of its own.",
+        Slip("Each rank needs its own tuple.",
              ("schedule.append(tuple(", "schedule.extend(tuple(")),
         Slip(RETURN, (RETURNS, "return iter(schedule)"), (RETURNS, "return [[(*a,) for a in "
                                                           "actions] for actions in schedule]")),
         *_refused(),
     ), hints=(
-        "How many forwards must rank s do before the first gradient can be back?",
-        "One for each stage after it, at most all micro-batches. Then F and B in turn, then the "
-        "B that are left.",
+        "How many forwards must rank s do before its first gradient can come back?",
+        "One for each stage after it, but at most all micro-batches. Then F and B in turn, then "
+        "the remaining B.",
         "warm_up = min(stages - stage - 1, micro_batches); F of range(warm_up); for m in "
         "range(micro_batches - warm_up): F of m + warm_up, B of m; then B of the last warm_up.",
     ))
@@ -295,54 +299,55 @@ INTERLEAVED = Proof(
         ORDERED: (UNORDERED,), COSTS: COST,
         f"if a message takes {SEND} of a forward, a rank still waits only at the ends":
         (LATE_BUBBLE,)},
-           "Micro-batches go in rounds of P: a round passes the rank's first stage, then its "
-           "second, ...; backward the last stage comes first. Before F and B in turn rank r does "
-           "(V - 1) * P + 2 * (P - r - 1) forwards, at most all M * V."),
+           "Micro-batches go in rounds of P: a round passes through the rank's first stage, then "
+           "its second, ...; in backward, the last stage comes first. Before alternating F and B, "
+           "rank r does (V - 1) * P + 2 * (P - r - 1) forwards, at most all M * V."),
     refusals("interleaved_schedule", (4, 6, 2), (3, 2, 1), (0, 4, 2), (4, 0, 2), (2, 2, 0)),
     mistakes=(
-        Slip("A micro-batch that comes back from the next rank has travelled there and back: each "
-             "rank begins two forwards more than the one after it, one for each way.",
+        Slip("A micro-batch travels to the next rank and back: each rank begins with two more "
+             "forwards than the rank after it, one for each way.",
              (AHEAD, "warm_up = min(virtual * ranks - rank - 1, total)")),
-        Slip("The warm-up is one too long: the turns begin with one more forward.",
+        Slip("The warm-up is one forward too long: the turns begin with another one.",
              (AHEAD, AHEAD.replace("- 1), t", "- 1) + 1, t"))),
-        Slip("The warm-up is too long: the V-th round of forwards is in the turns already, so V - "
-             "1 rounds come before, and two forwards for each rank after this one.",
+        Slip("The warm-up is P forwards too long: it needs only (V - 1) * P, plus two for each "
+             "rank after this one.",
              (AHEAD, AHEAD.replace("(virtual - 1)", "virtual"))),
-        Slip("All forwards come first: it holds all micro-batches, as GPipe does.",
+        Slip("All forwards come first, so every micro-batch is held at once, as in GPipe.",
              (AHEAD, "warm_up = total")),
-        Slip("(V - 1) * P forwards are those of the rank's other stages: 1F1B's warm-up is too "
-             "short here, where a micro-batch goes round all ranks V times.",
+        Slip("1F1B's warm-up is too short here, where a micro-batch passes all ranks V times: the "
+             "rank's other stages add (V - 1) * P forwards.",
              (AHEAD, "warm_up = min(ranks - rank - 1, total)")),
-        Slip("The warm-up is that of 2 stages on each rank: with V it is (V - 1) * P forwards, and "
-             "two for each rank after it.",
+        Slip("This warm-up is for 2 stages on each rank: with V stages it is (V - 1) * P forwards, "
+             "plus two for each rank after this one.",
              (AHEAD, "warm_up = min(ranks + 2 * (ranks - rank - 1), total)")),
-        Slip("Ranks nearer to the start are ahead: two forwards for each rank after this one, "
-             "ranks - rank - 1, not before it.", (AHEAD, AHEAD.replace("(ranks - rank - 1)",
+        Slip("Ranks nearer the start are further ahead: count two forwards for each rank after "
+             "this one, ranks - rank - 1, not for each rank before it.",
+             (AHEAD, AHEAD.replace("(ranks - rank - 1)",
                                                                        "rank"))),
-        Slip("There may be fewer micro-batches than that: a warm-up is at most all M * V.",
+        Slip("There can be fewer forwards than that: the warm-up has at most all M * V of them.",
              (AHEAD, AHEAD.replace("min(", "").replace(", total)", ""))),
         Slip("Gradients come back through the stages in reverse: a rank's first B is of its last "
              "stage.", (BACKWARDS, BACKWARDS.replace("(virtual - 1 - v)", "v"))),
-        Slip("A stage's forwards are all done before the rank's next stage begins. Micro-batches "
-             "go in rounds of P: a round passes all stages, and then the next one follows.",
+        Slip("One stage does all its forwards before the rank's next stage begins. Micro-batches "
+             "go in rounds of P: each round passes all stages before the next round.",
              (ORDER, "(step // micro_batches, step % micro_batches)")),
-        Slip("One micro-batch after the other passes the rank's stages, and the rank waits for it "
-             "each time. P of them make a round, which passes the first stage, then the second.",
+        Slip("Micro-batches pass the rank's stages one by one, and the rank waits for each. Send P "
+             "of them, a round, through the first stage, then the second.",
              (ORDER, "(step % virtual, step // virtual)")),
         Slip("A round has P micro-batches, not V.",
              (ORDER, "(step // virtual % virtual, step // virtual**2 * virtual + step % virtual)")),
-        Slip("Within a round, too, micro-batches come in their order: sums of gradients are then "
-             "those of one process, to the last bit.",
+        Slip("Micro-batches must be in order within a round as well, so that gradient sums match "
+             "one process to the last bit.",
              (ORDER, ORDER.replace("step % ranks)", "ranks - 1 - step % ranks)"))),
-        Slip("The V stages of a rank are not neighbours: rank r has stage r, r + P, r + 2 * P, "
-             "..., so that a micro-batch reaches the last rank soon.",
+        Slip("A rank's V stages are not neighbours: rank r has stages r, r + P, r + 2 * P, ..., so "
+             "that a micro-batch reaches the last rank sooner.",
              (FORWARDS, FORWARDS.replace("v * ranks + rank", "rank * virtual + v"), BACKWARDS,
               BACKWARDS.replace("(virtual - 1 - v) * ranks + rank",
                                 "rank * virtual + virtual - 1 - v"))),
-        Slip("A turn is F, then B: the F is what the next ranks wait for.",
+        Slip("A turn is F, then B: later ranks are waiting for the F.",
              ("actions += [forward, backward]", "actions += [backward, forward]")),
-        Slip("Backwards are missing: after the last F, as many are left as the warm-up had "
-             "forwards.", (" + backwards[total - warm_up:]", "")),
+        Slip("Backwards are missing: after the last turn, one B is left for each forward of the "
+             "warm-up.", (" + backwards[total - warm_up:]", "")),
         Slip("A rank with several stages does V * M forwards, not M.",
              ("total, schedule = micro_batches * virtual, []",
               "total, schedule = micro_batches, []")),
@@ -351,8 +356,8 @@ INTERLEAVED = Proof(
                          BACKWARDS, BACKWARDS.replace("(virtual - 1 - v) * ranks + rank, m",
                                                       "m, (virtual - 1 - v) * ranks + rank"))),
         Slip(RETURN, (RETURNS, "return iter(schedule)")),
-        Slip("A round would have holes: micro_batches must be a multiple of ranks, else raise a "
-             "ValueError.", (WHOLE_ROUNDS, "if False:"),
+        Slip("A round would have gaps: raise a ValueError if micro_batches is not a multiple of "
+             "ranks.", (WHOLE_ROUNDS, "if False:"),
              (WHOLE_ROUNDS, "if micro_batches < ranks:")),
         Slip(CHECK, (ALL_COUNTS, "")),
         Slip("Each of the three numbers has to be checked.",
@@ -360,9 +365,9 @@ INTERLEAVED = Proof(
              (ALL_COUNTS, ALL_COUNTS.replace(" micro_batches=micro_batches,", ""))),
         Slip(ASSERTED, (ALL_COUNTS, "assert min(ranks, micro_batches, virtual) > 0")),
     ), hints=(
-        "2 stages on each of 2 ranks: what can rank 0 do while micro-batch 0 is on rank 1?",
-        "List all forwards of a rank: in rounds of `ranks` micro-batches, each round through all "
-        "of its stages. Backwards are the same with the stages reversed. Then it is 1F1B.",
+        "With 2 stages on each of 2 ranks, what can rank 0 do while micro-batch 0 is on rank 1?",
+        "List all forwards of a rank, in rounds of `ranks` micro-batches, each round through all "
+        "of its stages. Backwards are the same with the stages reversed. The rest is 1F1B.",
         "Step i: stage number i // ranks % virtual of this rank, micro-batch i // (ranks * virtual)"
         " * ranks + i % ranks. warm_up = min((virtual - 1) * ranks + 2 * (ranks - rank - 1), all).",
     ))
@@ -407,64 +412,63 @@ ZERO_BUBBLE = Scored(
     zero_bubble_schedule,
     _stage((*SHAPES, SCORED), zb_h1_in_flight, _in_halves, {
         "each backward is in two halves, I and W": (WHOLE_B,), COSTS: COST},
-        "Do each I as soon as it can be done, because another rank waits for it. At most min(P, M) "
-        "micro-batches of a rank may be between F and W: when there are that many, do a W before "
-        "the next F."),
+        "Do each I as soon as possible, because another rank waits for it. On each rank, at most "
+        "min(P, M) micro-batches may be between F and W: at that limit, do a W before the next F."),
     refusals("zero_bubble_schedule", *BAD_COUNTS),
     mistakes=(
         Slip("Cut each B into I and W.", uncut,
              (WARM_UP, "if micro_batches < stages:\n            return one_f_one_b_schedule("
               f"stages, micro_batches)\n        {WARM_UP}"),
              one_f_one_b_schedule=one_f_one_b_schedule),
-        Slip("All W come at the end, and until its W a micro-batch is held: when min(P, M) of them "
-             "are, do a W before the next F.",
+        Slip("All W come at the end, but a micro-batch is held until its W: when min(P, M) are "
+             "held, do a W before the next F.",
              (W_IN_TURN, "", LEFT, "rest = range(micro_batches)")),
-        Slip("That is ZB-H2: twice as many forwards first close the bubble, but they are held. At "
-             "most min(P, M) micro-batches may be between F and W.",
+        Slip("That is ZB-H2: about twice as many warm-up forwards close the bubble, but all of "
+             "them are held. At most min(P, M) micro-batches may be between F and W.",
              (WARM_UP, "warm_up = min(2 * (stages - stage) - 1, micro_batches)")),
-        Slip("Without a warm-up one micro-batch at a time is on its way. Begin as 1F1B does, with "
-             "P - s - 1 forwards on rank s.", (WARM_UP, "warm_up = 0")),
-        Slip("The warm-up is too short: with fewer forwards than stages after it, a rank waits for "
-             "its first gradient.",
+        Slip("Without a warm-up, only one micro-batch at a time is in the pipeline. Begin as 1F1B "
+             "does, with P - s - 1 forwards on rank s.", (WARM_UP, "warm_up = 0")),
+        Slip("The warm-up is too short: with fewer forwards than stages after it, a rank idles "
+             "longer than it must while it waits for gradients.",
              (WARM_UP, "warm_up = min(max(stages - stage - 2, 0), micro_batches)")),
         Slip("The warm-up is the same on all ranks. Rank s needs P - s - 1 forwards, and has room "
-             "for s micro-batches that wait for their W.",
+             "for s micro-batches waiting for their W.",
              (WARM_UP, "warm_up = min(stages - 1, micro_batches)")),
         Slip(DEADLOCK, (WARM_UP, "warm_up = min(stage, micro_batches)")),
         Slip(SHORT, (WARM_UP, "warm_up = stages - stage - 1")),
-        Slip("Rank 0 has no room for a W that waits: it holds P micro-batches between F and I. "
-             "Rank s can let s of them wait.",
+        Slip("Rank 0 has no room for a waiting W: it holds P micro-batches between F and I. Rank s "
+             "has room for s waiting W.",
              (W_IN_TURN, W_IN_TURN.replace("stage:", "stages - stage - 1:").replace(
                  "m - stage)", "m - stages + stage + 1)"),
               LEFT, LEFT.replace("- stage)", "- stages + stage + 1)"))),
-        Slip("One W too many waits: rank s has room for s of them.",
+        Slip("One W too many is waiting: rank s has room for only s.",
              (W_IN_TURN, W_IN_TURN.replace(">= stage", "> stage").replace(
                  "m - stage)", "m - stage - 1)"), LEFT, LEFT.replace("- stage)", "- stage - 1)"))),
-        Slip("W of a micro-batch comes after its I: it needs what I leaves.",
+        Slip("The W of a micro-batch must come after its I: it needs what the I leaves.",
              (INPUT, "", W_IN_TURN, W_IN_TURN.replace("if m >= stage:", "if True:").replace(
                  "m - stage)", "m)") + INPUT, LEFT, "rest = ()")),
-        Slip("W are missing: I is half a backward, and each needs its W.",
+        Slip("The W are missing: an I is only half a backward, and each I needs its W.",
              (RETURNS, "return tuple(tuple(a for a in actions if a.kind != 'W') for actions in "
               "schedule)")),
-        Slip("The W that wait longest are missing at the end.", (LEFT, "rest = ()")),
-        Slip("I are missing: the previous stage waits for the gradient of its output.",
+        Slip("The W that are still waiting at the end are missing.", (LEFT, "rest = ()")),
+        Slip("The I are missing: the previous stage waits for the gradient of its output.",
              (INPUT, "")),
-        Slip("Rank s has s W left at the end, but not more than there are micro-batches.",
+        Slip("Rank s has s W left at the end, but never more than there are micro-batches.",
              (LEFT, "rest = range(micro_batches - stage, micro_batches)")),
-        Slip("Some W are there twice: those in turn, and all of them again at the end.",
+        Slip("Some W appear twice: in the turns, and again at the end.",
              (LEFT, "rest = range(micro_batches)")),
         Slip("The warm-up's forwards are missing.",
              ('[Action("F", stage, m) for m in range(warm_up)]', "[]")),
-        Slip("Forwards are missing: after each warm-up there are micro_batches - warm_up more.",
+        Slip("Forwards are missing: after the warm-up there are micro_batches - warm_up more.",
              (NEXT_F, "")),
-        Slip("Forwards go on after the last micro-batch.",
+        Slip("Forwards continue past the last micro-batch.",
              (NEXT_F, NEXT_F.replace("m + warm_up < micro_batches", "True"))),
         Slip(RANK_0, (STAGES, "for stage in reversed(range(stages)):")),
         Slip(RETURN, (RETURNS, "return iter(schedule)")),
         *_refused(),
     ), hints=(
-        "For which of F, I and W does another rank wait? What can be done while this rank waits?",
+        "Which of F, I and W does another rank wait for? What can be done while this rank waits?",
         "Start from 1F1B, with I for each B. Each W can wait, as long as there is memory.",
-        "Stage s can let s micro-batches wait for their W, and do those at the end. Or simulate "
-        "ranks: each does I if it can, else F if it holds fewer than min(P, M), else W.",
+        "Stage s can keep s W for the end. Or simulate the ranks: each does I if it can, otherwise "
+        "F if it holds fewer than min(P, M), otherwise W.",
     ))

@@ -61,51 +61,53 @@ COST = Proof(
     Stage("right dollars of a token, for dense models and experts", _see, CASES, oracle=by_hand),
     Stage("an MFU of 0, below it or above 1 is a ValueError", _see, REFUSED, oracle=by_hand),
     mistakes=(
-        Slip("The price is for an hour, and the speed for a second: divide by 3600.",
+        Slip("The price is per hour, but the speed is per second: divide by 3600.",
              ("price / 3600 /", "price /")),
         Slip("An hour has 3,600 seconds.", ("price / 3600 /", "price / 60 /")),
-        Slip("Only a part of the peak is the model's own FLOPs: multiply the peak by the MFU.",
+        Slip("Only a fraction of the peak goes into the model's own FLOPs: multiply the peak by "
+             "the MFU.",
              (SPEED, SPEED.removeprefix("mfu * "))),
-        Slip("The MFU is a part of the peak: multiply the peak by it, do not divide.",
+        Slip("The MFU is a fraction of the peak: multiply the peak by it instead of dividing.",
              (SPEED, SPEED.replace("mfu * machine.peak_flops", "machine.peak_flops / mfu"))),
-        Slip("6 FLOPs for each of all parameters: but an embedding is only looked up, a token "
-             "meets only some experts, and attention has FLOPs without parameters. "
-             "model.flops_per_token(sequence) has all.",
+        Slip("Not every parameter costs 6 FLOPs: embeddings are only looked up, and a token uses "
+             "only some experts. Attention adds FLOPs without parameters. Use "
+             "model.flops_per_token(sequence).",
              (FLOPS, "(6 * model.parameters)")),
         Slip("Attention's FLOPs grow with the sequence: model.flops_per_token(sequence) includes "
              "them.", (FLOPS, "(6 * model.active)"), (FLOPS, "model.flops_per_token(0)")),
-        Slip("An embedding is only looked up, and a token meets only some experts: "
+        Slip("An embedding is only looked up, and a token uses only some experts: use "
              "model.flops_per_token(sequence).",
              (FLOPS, "(6 * model.parameters + 12 * model.layers * sequence * model.width)")),
         Slip("This MFU counts attention in full: causal=False, the default.",
              (FLOPS, "model.flops_per_token(sequence, causal=True)")),
-        Slip("MFU counts each forward once: no forwards=2.",
+        Slip("MFU counts each forward once: leave out forwards=2.",
              (FLOPS, "model.flops_per_token(sequence, forwards=2)")),
-        Slip("Backward counts, too: three times the FLOPs of the forward.",
+        Slip("Count the backward as well: forward and backward together cost three times the FLOPs "
+             "of the forward.",
              (FLOPS, "(model.flops_per_token(sequence) / 3)"), (FLOPS, "(2 * model.active)")),
-        Slip("The sequence is an argument.", (FLOPS, "model.flops_per_token(2048)")),
-        Slip("All heads of a token have model.width numbers, which need not be model.hidden: "
+        Slip("The sequence length is an argument.", (FLOPS, "model.flops_per_token(2048)")),
+        Slip("All heads together are model.width wide, which can differ from model.hidden: use "
              "model.flops_per_token(sequence).",
              (FLOPS, "(6 * model.active + 12 * model.layers * sequence * model.hidden)")),
-        Slip("MFU is a part of peak_flops, not of the best matrix product.",
+        Slip("MFU is a fraction of peak_flops, not of the speed of the fastest matrix product.",
              (SPEED, SPEED.replace("machine.peak_flops", "machine.bf16"))),
-        Slip("Price and peak are those of one GPU: do not multiply by those of a node.",
+        Slip("Price and peak are per GPU: do not multiply by the number of GPUs in a node.",
              (SPEED, f"machine.node * {SPEED}"),
              ("price / 3600 /", "machine.node * price / 3600 /")),
-        Slip("These are tokens for a dollar. Dollars of a token: turn it round.",
+        Slip("This is tokens per dollar. Invert it to get dollars per token.",
              ("price / 3600 / tokens_per_second", "3600 * tokens_per_second / price")),
-        Slip("These are tokens of a second: divide dollars of a second by them.",
+        Slip("This is tokens per second: divide the dollars per second by it.",
              ("price / 3600 / tokens_per_second", "tokens_per_second")),
-        Slip("Return dollars of one token, not of a million.",
+        Slip("Return dollars per token, not per million tokens.",
              ("price / 3600 /", "1e6 * price / 3600 /")),
         Slip("Return the dollars.", ("return price / 3600 / tokens_per_second",
                                      "price / 3600 / tokens_per_second")),
-        Slip("Refuse an MFU of 0, below it or above 1 by a ValueError, before you divide.",
+        Slip("Raise a ValueError before dividing if the MFU is 0 or less, or above 1.",
              (CHECK, ""), (RANGE, "0 <= mfu <= 1"), (RANGE, "mfu > 0"), (RANGE, "mfu <= 1"),
              (RANGE, "0 < mfu <= 100")),
         Slip("An MFU of 1 is possible: refuse only what is above it.", (RANGE, "0 < mfu < 1")),
     ), hints=(
-        "How many dollars does a second cost, and how many tokens does a second bring?",
-        "mfu * machine.peak_flops FLOPs of each second are the model's own.",
+        "How many dollars does a second cost, and how many tokens are processed in a second?",
+        "Each second, mfu * machine.peak_flops FLOPs are the model's own.",
         "price / 3600 / (mfu * machine.peak_flops / model.flops_per_token(sequence))",
     ))

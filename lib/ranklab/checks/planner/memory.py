@@ -126,14 +126,15 @@ GAPS = "constants.gaps * (activations + logits)"
 BUFFERS = "buffer_bytes(model, plan, tool, numbers), const"
 MOST = "max(memories, key=lambda memory: memory.total)"
 TOOL = "tool, memories = tool or plan.tool, []"
-UNEVEN = "Stages need not be even, so any of them may be the fullest: look at each rank."
-OF_STAGE = "Stages need not be even: plan.stages(model.layers)[rank] are a rank's layers."
-COUNTED = "kept_bytes counts all tokens of a micro-batch, and one tensor rank: take it as it is."
-EACH_KIND = "Count what is computed again with each kind of recompute, in each tool."
-SOME_LOGITS = "Logits take 8 bytes each: 16 bits, float32, and a gradient in 16 bits."
+UNEVEN = "Stages can be uneven, so any of them can be the fullest: check every rank."
+OF_STAGE = "Stages can be uneven: a rank has plan.stages(model.layers)[rank] layers."
+COUNTED = ("kept_bytes already covers all tokens of a micro-batch, on one tensor rank: use it as "
+           "it is.")
+EACH_KIND = "Count the recomputed layer for every kind of recompute, in every tool."
+SOME_LOGITS = "A logit needs 8 bytes: 16 bits, a float32 copy, and a 16-bit gradient."
 CONTEXT = "Take the numbers for context and allowance from the argument `constants`."
 ONE_RANK = "Return the GpuMemory of one rank."
-BY_TOOL = "The argument `tool` comes first, wherever a tool is named; None means plan.tool."
+BY_TOOL = "The argument `tool` takes precedence wherever a tool is needed; None means plan.tool."
 MEMORY = Proof(
     memory_per_gpu,
     Stage("right on one GPU", _see, ONE_GPU, oracle=of_all_ranks),
@@ -142,81 +143,87 @@ MEMORY = Proof(
     Stage("right for Megatron, torchtitan and DeepSpeed; `tool` overrides the plan's", _see, TOOLS,
           oracle=of_all_ranks),
     Stage("right for the course's own trainer", _see, TRAINER, oracle=of_all_ranks,
-          note="Keep the line that is given."),
+          note="Keep the given line."),
     mistakes=(
-        Slip("Another rank is fuller, here the last one, which has the head and the logits: look "
-             "at each, and return the one with the largest total.",
+        Slip("Another rank is fuller, here the last one, which has the head and the logits: check "
+             "every rank, and return the one with the largest total.",
              (RANKS, "{0}"), (MOST, "max(memories, key=lambda memory: memory.activations)"),
              (MOST, "min(memories, key=lambda memory: memory.total)"),
              (MOST, "max(memories, key=lambda memory: memory.weights)")),
-        Slip("This is the last stage. The first one has most micro-batches in flight: look at each "
-             "rank, and return the fullest.", (RANKS, "{plan.pp - 1}")),
+        Slip("This is the last stage, but the first one has the most micro-batches in flight: "
+             "check every rank, and return the fullest.", (RANKS, "{plan.pp - 1}")),
         Slip(UNEVEN, (RANKS, "{0, min(1, plan.pp - 1), plan.pp - 1}"), (RANKS, "{0, plan.pp - 1}"),
              (RANKS, "{0, min(1, plan.pp - 1), min(2, plan.pp - 1), plan.pp - 1}")),
-        Slip("Each part is the largest of any rank. Return the parts of one rank, the one with the "
-             "largest total.", (MOST, "GpuMemory(*(max(part) for part in zip(*(vars(each).values() "
+        Slip("This takes the largest value of each part, from different ranks. Return the parts of "
+             "a single rank: the one with the largest total.",
+             (MOST, "GpuMemory(*(max(part) for part in zip(*(vars(each).values() "
                                 "for each in memories))))")),
         Slip(ONE_RANK, (MOST, f"{MOST}.total"), (MOST, "memories")),
-        Slip("Not all micro-batches wait: in_flight(plan, rank) of them do.",
+        Slip("Not all micro-batches are in flight at once: only in_flight(plan, rank) of them are.",
              ("in_flight(plan, rank)", "plan.micro_batches")),
-        Slip("A stage runs forward for more micro-batches before the first comes back: "
-             "in_flight(plan, rank) wait.", ("in_flight(plan, rank) * ", "")),
-        Slip("Later stages have fewer micro-batches in flight: in_flight(plan, rank).",
+        Slip("A stage can run several forwards before its first backward: in_flight(plan, rank) "
+             "micro-batches are in flight.", ("in_flight(plan, rank) * ", "")),
+        Slip("Later stages have fewer micro-batches in flight: use in_flight(plan, rank).",
              ("in_flight(plan, rank)", "in_flight(plan, 0)")),
-        Slip("A GPU has the layers of its stage: plan.stages(model.layers)[rank].",
+        Slip("A GPU holds only the layers of its stage: plan.stages(model.layers)[rank].",
              ("* stages[rank]", "* model.layers")),
         Slip(OF_STAGE, ("* stages[rank]", "* (model.layers / plan.pp)"),
              ("* stages[rank]", "* (model.layers // plan.pp)"),
              ("* stages[rank]", "* -(-model.layers // plan.pp)")),
         Slip(COUNTED, ("in_flight(plan, rank)", "plan.micro_batch * in_flight(plan, rank)"),
              ("* layer_bytes", "* layer_bytes / plan.tp")),
-        Slip("With recompute one layer has all its activations again in its backward: add "
-             "kept_bytes(model, plan, tool, 'none') and its gradients.",
+        Slip("With recompute, a layer has all its activations again during its backward: add "
+             "kept_bytes(model, plan, tool, 'none') for one layer, and its gradients.",
              (HELD, HELD.removesuffix(" + rerun_bytes"))),
-        Slip("In its backward a layer also has gradients, as large as what it computed again: "
-             "count it twice.", (AGAIN, AGAIN.removeprefix("2 * "))),
-        Slip("What a layer computes again is what it has without recompute: "
+        Slip("During its backward a layer also has gradients, as large as the recomputed "
+             "activations: count these bytes twice.", (AGAIN, AGAIN.removeprefix("2 * "))),
+        Slip("A layer recomputes everything that it would keep without recompute: "
              "kept_bytes(model, plan, tool, 'none').",
              (AGAIN, AGAIN.replace(', "none")', ")"))),
-        Slip("Only one layer of one micro-batch is computed again at a time: add it once.",
+        Slip("Only one layer of one micro-batch is recomputed at a time: add it once.",
              (HELD, "in_flight(plan, rank) * (stages[rank] * layer_bytes + rerun_bytes)"),
              (HELD, "in_flight(plan, rank) * stages[rank] * (layer_bytes + rerun_bytes)"),
              (HELD, HELD.replace("+ rerun_bytes", "+ stages[rank] * rerun_bytes"))),
-        Slip("Nothing is computed again if plan.recompute is 'none'.",
+        Slip("Nothing is recomputed if plan.recompute is 'none'.",
              (AGAIN, '2 * kept_bytes(model, plan, tool, "none")')),
         Slip(EACH_KIND, (AGAIN, AGAIN.replace('!= "none" else', '== "full" else')),
              (AGAIN, AGAIN.replace('!= "none" else', 'not in ("none", "selective") else')),
              (AGAIN, AGAIN.replace('!= "none" else', '!= "none" and tool != "deepspeed" else'))),
-        Slip("The last stage has the logits of one micro-batch.", (LOGITS, "        logits = 0\n")),
-        Slip("Count the logits of one micro-batch: its loss runs backward at once.",
+        Slip("The last stage also holds the logits of one micro-batch.",
+             (LOGITS, "        logits = 0\n")),
+        Slip("Count the logits of only one micro-batch: its backward follows right after the loss.",
              (LOGITS, "        logits *= in_flight(plan, rank) * (rank == plan.pp - 1)\n"),
              (LOGITS, "        logits *= plan.micro_batches * (rank == plan.pp - 1)\n")),
         Slip("Only the last stage has logits.", (LOGITS, "")),
-        Slip("Tensor ranks share the logits: model.vocab / plan.tp.",
+        Slip("Tensor ranks split the logits: model.vocab / plan.tp.",
              (" * model.vocab / plan.tp", " * model.vocab")),
-        Slip("Context ranks share the logits, too: a micro-batch has plan.tokens on each.",
+        Slip("Context ranks also split the logits: each of them has plan.tokens tokens of a "
+             "micro-batch.",
              ("plan.tokens * model.vocab", "plan.sequence * plan.micro_batch * model.vocab")),
-        Slip("In torchtitan a logit takes 12 bytes: torch's own loss has its gradient in float32.",
+        Slip("In torchtitan a logit needs 12 bytes: torch's own loss has its gradient in float32.",
              (BYTES, "8")),
         Slip(SOME_LOGITS, (BYTES, "4"), (BYTES, "2"), (BYTES, "6")),
-        Slip("Context ranks have the same weights, too, so they share states: plan.sharders.",
+        Slip("Context ranks have the same weights, so states are sharded over them as well: "
+             "plan.sharders.",
              (OF_SHARDERS, "numbers, plan.dp)")),
-        Slip("plan.shard may be less than all copies: states are shared by plan.sharders.",
+        Slip("plan.shard can be less than all copies: states are sharded over plan.sharders ranks.",
              (OF_SHARDERS, "numbers, plan.copies)")),
-        Slip("Only ranks with the same weights share states: plan.sharders, not all GPUs.",
+        Slip("States are sharded only over ranks with the same weights: plan.sharders, not all "
+             "GPUs.",
              (OF_SHARDERS, "numbers, plan.gpus)")),
-        Slip("An expert is on copies * tp // ep GPUs, and these share its states.",
+        Slip("An expert is on copies * tp // ep GPUs, and its states are sharded over them.",
              (SPARSE, "states(plan, tool, experts, plan.sharders)"),
              (SPARSE, SPARSE.replace("max(1, plan.copies * plan.tp // plan.ep)",
                                      "min(plan.sharders, plan.copies * plan.tp // plan.ep)")),
              (SPARSE, "states(plan, tool, experts, plan.ep)"),
              (SPARSE, SPARSE.replace("plan.copies * plan.tp // plan.ep",
                                      "plan.copies // plan.ep"))),
-        Slip("numbers_of gives two numbers. The second one, the experts', has states, too.",
+        Slip("numbers_of returns two counts. The second one is for the experts, which have states "
+             "as well.",
              (SPARSE, "(0, 0, 0)")),
         Slip("With plan.offload the optimizer is on the host.", (" * (not plan.offload)", "")),
-        Slip("Of gradients and weights nothing is on the host: plan.offload is about the optimizer "
-             "alone.", ("weights, gradients, optimizer *",
+        Slip("Gradients and weights stay on the GPU: plan.offload moves only the optimizer.",
+             ("weights, gradients, optimizer *",
                         "weights, gradients * (not plan.offload), optimizer *")),
         Slip("The allowance is constants.gaps times (activations + logits).",
              (GAPS, "0.0"), (GAPS, "constants.gaps * activations"),
@@ -225,9 +232,9 @@ MEMORY = Proof(
              ("    layer_bytes = ", "    constants = CONSTANTS\n    layer_bytes = ")),
         Slip("CUDA and NCCL take some memory, too: constants.context_bytes.",
              (" constants.context_bytes,", " 0.0,")),
-        Slip("There are buffers, too: buffer_bytes(model, plan, tool, numbers).",
+        Slip("Add the buffers: buffer_bytes(model, plan, tool, numbers).",
              (BUFFERS, "0.0, const")),
-        Slip("buffer_bytes takes the numbers outside of experts, and of this rank.",
+        Slip("Pass buffer_bytes only the parameters of this rank that are outside experts.",
              (BUFFERS, "buffer_bytes(model, plan, tool, numbers + experts), const"),
              (BUFFERS, "buffer_bytes(model, plan, tool, model.parameters), const")),
         Slip(BY_TOOL, (TOOL, "tool, memories = plan.tool, []"),
@@ -236,13 +243,13 @@ MEMORY = Proof(
              (BYTES, BYTES.replace("tool ==", "plan.tool ==")),
              ("dense = states(plan, tool,", "dense = states(plan, plan.tool,"),
              (BUFFERS, BUFFERS.replace("tool", "plan.tool"))),
-        Slip("It is not 2 + 4 + 12 bytes for each parameter alone: activations, logits, buffers, "
-             "context and gaps take memory, too.", eighteen_bytes),
+        Slip("Memory is more than 2 + 4 + 12 bytes per parameter: activations, logits, buffers, "
+             "context and gaps need memory, too.", eighteen_bytes),
     ), hints=(
         "What does a GPU hold once, what for each layer, and what for each micro-batch in flight?",
-        "For each pipeline rank add up the states of both kinds of numbers; micro-batches in "
-        "flight times layers times what one layer keeps, and with recompute one layer more; "
-        "logits on the last rank. Then return the fullest by its total.",
+        "For each pipeline rank, add up the states of both kinds of parameters; micro-batches in "
+        "flight times layers times the bytes that one layer keeps, plus one more layer with "
+        "recompute; and logits on the last rank. Then return the GpuMemory with the largest total.",
         "dense = states(plan, tool, numbers, plan.sharders); sparse = states(plan, tool, experts, "
         "max(1, plan.copies * plan.tp // plan.ep)); activations = in_flight(plan, rank) * layers * "
         "kept + again; the optimizer times (not plan.offload)",

@@ -24,7 +24,7 @@ PREDICTIONS = (
     Prediction(
         "planner_a10_times", unit="times", answer=times,
         solution="(1.006 / (0.35 * 70)) / (2.74 / (0.5 * 312))",
-        hint="What do you get for a dollar: how many FLOPs of the model?",
+        hint="How many of the model's FLOPs do you get for a dollar?",
         mistakes={1.006 / 2.74: "that is the price of an hour, but how much work is done in it?",
                   (1.006 / 70) / (2.74 / 312): "each GPU has its own MFU",
                   1 / times(): "the other way round: a token costs more on the A10Gs"},
@@ -33,37 +33,37 @@ PREDICTIONS = (
     Prediction(
         "planner_gpu_hours", unit="million", tolerance=0.03, answer=lambda: HOURS,
         solution="6 * 405e9 * 15.6e12 / (0.4 * 989e12) / 3600 / 1e6",
-        hint="How many FLOPs does a token cost for each parameter, forward and backward?",
+        hint="How many FLOPs per parameter does a token cost, forward and backward?",
         mistakes={HOURS / 3: "that is the forward alone: 2 FLOPs for each parameter, and backward "
                   "has twice as many", 0.4 * HOURS: "a GPU reaches 40% of its peak",
                   HOURS * 3600: "those are seconds", 4 / 3 * HOURS: "that counts a second forward"},
-        why="The model card says 30.84 million: counted like this, 35% of the peak.",
+        why="The model card says 30.84 million, which by this count is 35% of the peak.",
     ),
     Prediction(
         "planner_states_gb", unit="GB", solution="(2 + 4 + 12 / 16) * 70.55 / 16",
         answer=lambda: sum(states(Plan(dp=16, zero=1), "megatron", NUMBERS / 16, 16)) / 1e9,
-        hint="How many of the parameters does a GPU have, and which of their 18 bytes are shared?",
+        hint="How many of the parameters does a GPU hold, and which of their 18 bytes are sharded?",
         mistakes={18 * GB: "the distributed optimizer divides 12 of the 18 bytes by 16",
                   18 * GB / 16: "data ranks divide only the optimizer's 12 bytes, and not "
                   "Megatron's weights and gradients",
                   (2 + 2 + 12 / 16) * GB: "Megatron's main gradients have 4 bytes",
                   16 * (6 + 12 / 16) * GB: "tensor and pipeline ranks share the parameters: 1/16"},
-        why="It is 6.75 bytes for each of 4.4 billion parameters.",
+        why="That is 6.75 bytes for each of 4.4 billion parameters.",
     ),
     Prediction(
         "planner_bus_gb", unit="GB/s", solution="8 * 400 / 8",
         answer=lambda: 8 * find_node("h100-dgx").network / 1e9,
-        hint="How many cards does a node have, and may there be more than one ring?",
+        hint="How many network cards does a node have, and can there be more than one ring?",
         mistakes={50.0: "that is one card: NCCL makes a ring for each card, and each ring "
                   "sends a part", 3200.0: "those are Gbit/s", 450.0: "that is NVLink inside a node",
                   400 * 127 / 128 / (15 / 16): "that is if each node sums first; rings send all",
                   365.0: "that is what four nodes reach: the question asks for the bound",
                   6.25: "the eight GPUs do not share a card: each has its own"},
-        why="Eight rings each use their own card of 50 GB/s. Four nodes reached 365 GB/s.",
+        why="Each of the eight rings uses its own 50 GB/s card. Four nodes reached 365 GB/s.",
     ),
     Prediction(
         "planner_bubble", solution="7 / (8 + 7)", answer=lambda: flush_bubble(8, 8),
-        hint="How many micro-batches are left for a pipeline?",
+        hint="How many micro-batches are left for each pipeline?",
         mistakes={7 / 8: "that is a part of the busy time; of the whole time it is 7 / (8 + 7)",
                   7 / 519: "64 pipelines share the 512 sequences", 7 / 135: "that is with 4 data "
                   "ranks", 0.5: "it is P - 1 = 7 of M + P - 1 = 15 steps"},

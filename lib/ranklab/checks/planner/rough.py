@@ -29,11 +29,11 @@ SHARED = "All GPUs share the FLOPs of the whole batch: plan.batch sequences over
 FLOPS = ("The FLOPs of a token depend on the model and the sequence: "
          "model.flops_per_token(plan.sequence).")
 AGAIN = 'With plan.recompute == "full" the forward runs twice: forwards=2.'
-BUBBLE = "On top of the busy time there is (P - 1) / (v M) of it."
+BUBBLE = "Add the bubble: it is (P - 1) / (v M) of the busy time."
 PEAK = "Divide by the machine's own peak_flops."
-UNITS = ("Too far off for an efficiency: FLOPs of the step, by GPUs x efficiency x peak_flops of "
-         "one GPU.")
-EFFICIENCY = "Change the efficiency: a higher one makes all predictions shorter."
+UNITS = ("No efficiency between 0 and 1 explains this error: divide the step's FLOPs by GPUs x "
+         "efficiency x peak_flops of one GPU.")
+EFFICIENCY = "Change the efficiency: a higher one makes every predicted time shorter."
 
 
 class Rule(NamedTuple):
@@ -139,7 +139,8 @@ ROUGH = Exercise(
               "rough.rough_step_seconds(model, plan, machine)\n    efficiency = 0.52")),
     ), hints=(
         "What has to be computed in a step, by how many GPUs, and how fast is each?",
-        "FLOPs of the whole batch / (plan.gpus * efficiency * machine.peak_flops): the busy time. "
-        "In lab 09 the bubble was (P - 1) / M of it, and with v virtual stages a v-th of that.",
+        "The busy time is FLOPs of the whole batch / (plan.gpus * efficiency * "
+        "machine.peak_flops). In lab 09 the bubble was (P - 1) / M of it, and with v virtual "
+        "stages 1/v of that.",
         "busy * (1 + (plan.pp - 1) / (plan.virtual * plan.micro_batches)), where flops = "
         "plan.batch * plan.sequence * model.flops_per_token(plan.sequence, forwards=2 or 1)"))

@@ -89,64 +89,70 @@ SCALING = Proof(
     Stage("GPUs or data ranks that do not divide are a ValueError", _see, REFUSED,
           oracle=by_throughput),
     mistakes=(
-        Slip("With weak=True each pipeline keeps its micro-batches. Otherwise the batch stays, and "
-             "micro-batches become fewer.",
+        Slip("With weak=True each pipeline keeps its micro-batches. Otherwise the batch stays the "
+             "same, so more pipelines have fewer micro-batches each.",
              (PIECES, PIECES.replace("if weak", "if not weak")),
              (PIECES, PIECES.replace("if weak", "if True")), (MADE, "replace(plan, dp=dp)")),
-        Slip("With weak=True each pipeline keeps its micro-batches, and nothing but the GPUs need "
-             "divide.", (PIECES, PIECES.replace("if weak", "if False")),
+        Slip("With weak=True each pipeline keeps its micro-batches: only the GPUs must divide "
+             "evenly, not the batch.", (PIECES, PIECES.replace("if weak", "if False")),
              ("(plan.micro_batches, 0) if weak",
               "(plan.micro_batches, plan.batch % (dp * plan.micro_batch)) if weak")),
-        Slip("A micro-batch has plan.micro_batch sequences, so there are batch / (dp * "
-             "micro_batch) of them.", (BATCH, "plan.batch, dp)")),
-        Slip("The batch is plan.batch, of all data ranks: plan.micro_batches is one pipeline's.",
+        Slip("A micro-batch has plan.micro_batch sequences, so each pipeline has batch / (dp * "
+             "micro_batch) micro-batches.", (BATCH, "plan.batch, dp)")),
+        Slip("Divide plan.batch, the batch of all data ranks: plan.micro_batches counts only one "
+             "pipeline's micro-batches.",
              (BATCH, "plan.micro_batches, dp)")),
-        Slip("Count the tokens of the new plan: its batch may be larger.",
+        Slip("Count the tokens of the new plan: its batch can be larger.",
              (f"speed = {SPEED}", f"speed = {SPEED.replace('(each)', '(plan)')}")),
-        Slip("Count tokens: a sequence has plan.sequence of them.", (
+        Slip("Count tokens, not sequences: a sequence has plan.sequence tokens.", (
             SPEED, f"{SPEED} / plan.sequence")),
         Slip("The second number counts all GPUs together.", (SPEED, f"{SPEED} / gpus")),
-        Slip("This is the time of a step. Tokens of a second: step.tokens_per_second(each).",
+        Slip("This is the time of a step. Return tokens per second: step.tokens_per_second(each).",
              (SPEED, "step_time(model, each, machine).total")),
-        Slip("Everything else of the plan stays: replace(plan, dp=..., micro_batches=...).",
+        Slip("Everything else in the plan stays the same: replace(plan, dp=..., "
+             "micro_batches=...).",
              (MADE, f"{MADE[:-1]}, recompute='none')"), (MADE, f"{MADE[:-1]}, offload=False)"),
              (MADE, f"{MADE[:-1]}, precision='bf16')"),
              (MADE, f"{MADE[:-1]}, sequence_parallel=False)"),
              (MADE, f"{MADE[:-1]}, shard=0)"), (MADE, f"{MADE[:-1]}, hides=('data',))"),
              (MADE, f"{MADE[:-1]}, outermost='pipeline')"), (MADE, f"{MADE[:-1]}, ep=1)"),
              (MADE, f"{MADE[:-1]}, zero=0)"), (MADE, NEW), Plan=Plan),
-        Slip("Context ranks are GPUs, too: tp x pp x cp of them share a sequence.",
+        Slip("Context ranks are GPUs, too: tp x pp x cp GPUs work on each sequence.",
              (WHOLE, "plan.tp * plan.pp")),
-        Slip("Stages are GPUs, too: tp x pp x cp of them hold the model once.",
+        Slip("Stages are GPUs, too: a replica of the model has tp x pp x cp GPUs.",
              (WHOLE, "plan.tp * plan.cp")),
-        Slip("This is speed-up. Efficiency is for one GPU: divide by the GPUs, too.",
+        Slip("This is the speedup. Efficiency is per GPU: divide by the numbers of GPUs as well.",
              (RATIO, "speed / curve[0][1] if curve else 1.0")),
-        Slip("Compare with the first of `counts`, which may be another number than the plan's.",
+        Slip("Compare with the first of `counts`, which can differ from the plan's own number of "
+             "GPUs.",
              (RATIO, "speed / gpus / (step_time(model, plan, machine).tokens_per_second(plan) / "
               "plan.gpus)")),
         Slip("Compare with the first of `counts`, not with the one before.",
              (RATIO, "speed / gpus / (curve[-1][1] / curve[-1][0]) if curve else 1.0")),
         Slip("An efficiency of 1 is 100%: do not multiply by 100.", (RATIO, f"100 * ({RATIO})")),
-        Slip("Efficiency is what a GPU does now by what it did first: turn it round.",
+        Slip("Efficiency is the speed per GPU now, divided by the speed per GPU at first: invert "
+             "the fraction.",
              (RATIO, "curve[0][1] / counts[0] / (speed / gpus) if curve else 1.0")),
-        Slip("The first number is that of all GPUs, not of the data ranks.",
+        Slip("The first number counts all GPUs, not the data ranks.",
              ("(gpus, speed,", "(dp, speed,")),
         Slip("Return a list of (GPUs, tokens/s, efficiency).",
              (RETURN, "    return dict(zip(counts, curve))"),
              (RETURN, "    return [each[:2] for each in curve]"),
              (RETURN, "    return [each[1] for each in curve]")),
-        Slip("GPUs that tp x pp x cp does not divide are a ValueError: none may be left over.",
+        Slip("If tp x pp x cp does not divide the GPUs, raise a ValueError: no GPU may be left "
+             "over.",
              ("if rest or not dp:", "if not dp:"), ("if rest or not dp:", "if False:")),
-        Slip("A batch that the data ranks do not divide is a ValueError: no sequence may be left "
-             "over.", ("if remainder or not pieces:", "if not pieces:"),
+        Slip("If the data ranks do not divide the batch, raise a ValueError: no sequence may be "
+             "left over.", ("if remainder or not pieces:", "if not pieces:"),
              ("if remainder or not pieces:", "if False:")),
-        Slip("tp x pp x cp must divide the GPUs; they need not be a multiple of the plan's.",
+        Slip("tp x pp x cp must divide the number of GPUs, but this need not be a multiple of the "
+             "plan's.",
              ("divmod(gpus, replica_gpus)", "divmod(gpus, plan.gpus)")),
-        Slip("It is not linear: ask step_time about each number of GPUs.", linear),
+        Slip("Speed does not grow linearly: call step_time for each number of GPUs.", linear),
     ), hints=(
         "Which field of the plan changes with the number of GPUs, and which other one must follow?",
-        "dp = GPUs / (tp x pp x cp). Weak: micro_batches stay. Strong: there are plan.batch / "
-        "(dp * micro_batch) of them.",
+        "dp = GPUs / (tp x pp x cp). Weak scaling keeps micro_batches. Strong scaling has "
+        "plan.batch / (dp * micro_batch) of them.",
         "each = replace(plan, dp=dp, micro_batches=pieces); speed = step_time(model, each, "
         "machine).tokens_per_second(each); efficiency = speed / gpus / (first / counts[0])",
     ))

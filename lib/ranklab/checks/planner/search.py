@@ -37,18 +37,19 @@ CASES = {  # model, machine, GPUs, tokens of a sequence, sequences, tools, {rese
 }
 NONE = MODELS["gpt3-175b"], A100, 8, 2048, 64
 NO_PLAN = MODELS["llama-8b"], A100, 64, 2048, 3  # of 64 GPUs at most 3 can be data ranks
-FASTER = ("Compare step_time(...).total of all plans that fit, with every option: each gains in "
-          "one part and loses in another.")
+FASTER = ("Compare step_time(...).total of all plans that fit, with every option: each choice "
+          "speeds up one part and slows down another.")
 FITTING = "The library finds a layout that fits."
-ALL = "Return what fits, and not only the best."
-LEAVE_OUT = "Leave out what does not fit."
-A_LIST = "A list of Found(plan, memory, step), the fastest first."
-SORTED = "Sort by step.total, the fastest first."
-OF_ONE_PLAN = ("Found(plan, memory_per_gpu(model, plan, machine), step_time(...)) of one plan.")
-ASK = "Ask refuse(plan, ...)."
-TOOLS = "See `tools`."
+ALL = "Return every layout that fits, not only the best one."
+LEAVE_OUT = "Leave out layouts that do not fit."
+A_LIST = "Return a list of Found(plan, memory, step), fastest first."
+SORTED = "Sort by step.total, fastest first."
+OF_ONE_PLAN = ("All three must be for the same plan: Found(plan, memory_per_gpu(model, plan, "
+               "machine), step_time(...)).")
+ASK = "Check plans with refuse(plan, ...)."
+TOOLS = "Use only the tools in `tools`."
 WATCH = "for plan in watch(plans): ..."
-RAISE = "Raise a NoLayout."
+RAISE = "Raise NoLayout."
 SAY = "Say how much memory the smallest layout needs:"
 
 
@@ -197,9 +198,9 @@ SEARCH = Exercise(
         Slip("it calls the library's own search_layouts", ("    candidates, least = [], None\n", (
             "    return [fastest(model, machine, gpus, sequence, batch, tools=tools)]\n"))),
     ), hints=(
-        "Which test rules out most plans, and is cheap?",
-        "Ask for memory first, and ask step_time only about plans that fit. Begin with "
-        "layouts(model, machine, gpus, sequence, batch, tool).",
+        "Which cheap test rules out most plans?",
+        "Check memory first, and call step_time only for plans that fit. Begin with layouts(model, "
+        "machine, gpus, sequence, batch, tool).",
         "The library leaves this out: take a fast plan that nearly fits, and raise `recomputed` "
         "from 0 until it does.",
     ))

@@ -96,11 +96,11 @@ UPDATE = "update_seconds(model, plan, machine, busy / M, c)"
 ENDS = "busy, ends = sum(parts.values()), sum(head.values())"
 COMPUTING = (f"{ENDS}\n    work = sum(parts[part] for part in ('products', 'attention', 'other', "
              "'recompute'))")
-HEAD = ("head_seconds has products and other. They come on top of the layers', of products and "
-        "other alone.")
-STAGES = ("Each stage has its own layers, plan.stages(model.layers), and the last one has the head "
-          "on top: the fullest is the largest of these sums.")
-OF_SCHEDULE = "bubble_part gives the schedule's bubble: do not leave it out, or write it again."
+HEAD = ("head_seconds returns products and other. Add them to the layers' products and other, and "
+        "to no other part.")
+STAGES = ("Each stage has its own layers, plan.stages(model.layers), and the last one also has the "
+          "head: the fullest stage has the largest sum.")
+OF_SCHEDULE = "bubble_part gives the schedule's bubble: neither leave it out nor rewrite it."
 ON = "Pass `constants` on to each function that takes them."
 STEP = Proof(
     step_time,
@@ -112,9 +112,9 @@ STEP = Proof(
     mistakes=(
         Slip("pp stages share the layers: divide by plan.pp.", (COMPUTED, COMPUTED.replace(
             "M / P *", "M *"))),
-        Slip("A step has plan.micro_batches micro-batches: these are the seconds of one.",
+        Slip("A step has plan.micro_batches micro-batches: this is the time of only one.",
              (COMPUTED, COMPUTED.replace("M / P", "1 / P"))),
-        Slip("M counts micro-batches of one pipeline, whatever the number of data ranks.",
+        Slip("M is the number of micro-batches in one pipeline, whatever the number of data ranks.",
              ("plan.micro_batches, plan.pp", "plan.micro_batches * plan.dp, plan.pp"),
              ("plan.micro_batches, plan.pp", "plan.batch, plan.pp")),
         Slip(HEAD, (COMPUTED, "M / P * layers[part]"),
@@ -122,22 +122,23 @@ STEP = Proof(
              ("head.get(part, 0)", "sum(head.values())")),
         Slip("Only one stage has the head, so the average GPU has 1/pp of it.",
              (COMPUTED, "M / P * layers[part] + M * head.get(part, 0)")),
-        Slip("layer_seconds has all layers already: do not multiply by their number.",
+        Slip("layer_seconds already covers all layers: do not multiply by their number.",
              (COMPUTED, "M / P * (model.layers * layers[part] + head.get(part, 0))")),
-        Slip("bubble_part is a part of the whole time, the bubble included. Of the rest it is "
-             "part / (1 - part).", (BUBBLE, "(busy + sent) * part")),
-        Slip("Messages between stages are a part of the pipeline's time, too: (busy + sent) * part "
-             "/ (1 - part).", (BUBBLE, "busy * part / (1 - part)")),
+        Slip("bubble_part is a fraction of the whole time, including the bubble. As a fraction of "
+             "the rest, it is part / (1 - part).", (BUBBLE, "(busy + sent) * part")),
+        Slip("The pipeline's time includes the messages between stages: (busy + sent) * part / (1 "
+             "- part).", (BUBBLE, "busy * part / (1 - part)")),
         Slip(OF_SCHEDULE, (f"{BUBBLE} + ", ""),
              ("bubble_part(model, plan, machine, c)", "(P - 1) / (M + P - 1)"),
              ("bubble_part(model, plan, machine, c)",
               "(P - 1) / (plan.virtual * M + P - 1)")),
-        Slip("That is a part of the bubble: all stages also wait for the fullest one, with the "
-             "most layers or with the head.", (f"{BUBBLE} + {WAITS}", BUBBLE)),
-        Slip("Add the schedule's bubble_part, and the waiting for the fullest stage.",
+        Slip("That is only part of the bubble: all stages also wait for the fullest one, which has "
+             "the most layers or the head.", (f"{BUBBLE} + {WAITS}", BUBBLE)),
+        Slip("The bubble is missing: add the schedule's bubble_part, and the wait for the fullest "
+             "stage.",
              (f"bubble = {BUBBLE} + {WAITS}", "bubble = 0.0")),
-        Slip("The schedule's bubble is a part of the average, (busy + sent + bubble); the waiting "
-             "for the fullest comes on top.",
+        Slip("The schedule's bubble is a fraction of the average, (busy + sent + bubble); the wait "
+             "for the fullest stage is added separately.",
              (f"{BUBBLE} + {WAITS}", "(M * fullest + sent) * part / (1 - part) + M * fullest - "
               "busy")),
         Slip("Stages wait for the fullest one in each of M micro-batches.",
@@ -148,22 +149,22 @@ STEP = Proof(
              ("plan.stages(model.layers)", "[-(-model.layers // P)] * P")),
         Slip("sent_seconds counts one micro-batch: a step sends M of them.",
              (SENT, SENT.removeprefix("M * ")), ("pipeline=sent", "pipeline=sent / M")),
-        Slip("Stages send messages to each other: sent_seconds.", (SENT, "0.0")),
-        Slip("`beside` of sent_seconds is the busy time of one micro-batch.",
+        Slip("Add the messages that stages send to each other: sent_seconds.", (SENT, "0.0")),
+        Slip("Pass sent_seconds the busy time of one micro-batch as `beside`.",
              (SENT, SENT.replace("busy / M", "busy")), (SENT, SENT.replace("busy / M", "0.0"))),
-        Slip("`beside` of update_seconds is the busy time of one micro-batch.",
+        Slip("Pass update_seconds the busy time of one micro-batch as `beside`.",
              (UPDATE, UPDATE.replace("busy / M", "busy")),
              (UPDATE, UPDATE.replace("busy / M", "0.0"))),
-        Slip("`beside` is the busy time of a micro-batch with its messages, not the computing "
-             "alone.",
+        Slip("`beside` is the busy time of a micro-batch including its messages, not just the "
+             "computing.",
              *((ENDS, COMPUTING, *edits) for edits in (
                  (SENT, SENT.replace("busy", "work")), (UPDATE, UPDATE.replace("busy", "work")),
                  (SENT, SENT.replace("busy", "work"), UPDATE, UPDATE.replace("busy", "work"))))),
-        Slip("Gradients travel, and the optimizer runs, once a step.",
+        Slip("Gradients are sent, and the optimizer runs, only once per step.",
              (f"= {UPDATE}", f"= (M * each for each in {UPDATE})")),
         Slip("update_seconds returns (data, optimizer), in this order.",
              (f"data, optimizer = {UPDATE}", f"optimizer, data = {UPDATE}")),
-        Slip("All GPUs update at the same time: nothing of it is shared by stages.",
+        Slip("All GPUs update at the same time: do not divide this by the number of stages.",
              (f"= {UPDATE}", f"= (each / P for each in {UPDATE})")),
         Slip("rest is constants.step_seconds, once a step.",
              ("=c.step_seconds", "=0.0"), ("=c.step_seconds", "=M * c.step_seconds")),
@@ -171,13 +172,13 @@ STEP = Proof(
              ("layer_seconds(model, plan, machine, c)", "layer_seconds(model, plan, machine)"),
              ("head_seconds(model, plan, machine, c)", "head_seconds(model, plan, machine)"),
              (SENT, SENT.replace(", c)", ")")), (UPDATE, UPDATE.replace(", c)", ")"))),
-        Slip("These are FLOPs at a guessed MFU, and the MFU is what this should tell: add up the "
-             "parts.", mfu_of_a_half),
+        Slip("This is the time of the FLOPs at a guessed MFU, but the MFU is what step_time should "
+             "predict: add up the parts.", mfu_of_a_half),
         Slip("Return the Step, with all its parts.", the_total_alone, a_dictionary),
     ), hints=(
-        "How much of all layers does one of pp GPUs compute, and in how many micro-batches?",
-        "busy is M / P times all parts of layers and head. The bubble is given as a part of the "
-        "whole time. As a part of the rest it is part / (1 - part).",
+        "What share of the layers does each of pp GPUs compute, and for how many micro-batches?",
+        "busy is M / P times all parts of the layers and the head. The bubble is given as a "
+        "fraction of the whole time. As a fraction of the rest, it is part / (1 - part).",
         "fullest = max(n * layer + (rank == P - 1) * ends for rank, n in enumerate(plan.stages("
         "model.layers))); bubble = (busy + sent) * part / (1 - part) + max(0, M * fullest - busy)",
     ))

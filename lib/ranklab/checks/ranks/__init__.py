@@ -12,21 +12,23 @@ EXERCISES = SHARD_RANGE, TOKEN, RING_SHIFT, FINITE, ROLL_CALL
 
 PREDICTIONS = (
     Prediction("longest_shard", solution="1_000_003 // 8 + 1", unit="documents",
-               hint="Each rank takes the whole part of n / size. How many documents are left, "
-                     "and may one rank take more than one of them?",
+               hint=("Each rank takes the integer part of n / size. How many documents are left, "
+                     "and can one rank take more than one of them?"),
                answer=lambda: len(ranks.shard_range(1_000_003, 0, 8)), tolerance=0,
                mistakes={125_000: "three documents are left over, and rank 0 takes one of them",
                          125_003: "then one rank takes all that is left over; share it out"},
-               why="Rank 7 has 125000: one document less, and one step less in some loops."),
+               why="Rank 7 has 125000: one document fewer, and one step fewer in some loops."),
     Prediction("token_round_ms", solution="1024 * 20 / 1000", unit="ms",
-               hint="Count the hops until the token is back where it began, the last one too.",
+               hint=("Count the hops until the token is back where it began, including the last "
+                     "one."),
                answer=lambda: 1024 * 20e-6 * 1e3, tolerance=0.03,
                mistakes={20.46: "1023 hops end at the last rank; one more brings the token home",
                          20_480: "microseconds, not milliseconds",
                          0.02: "one hop only; the token visits every rank"},
-               why="Eight bytes, 20 ms: at scale, latency counts before bandwidth does."),
+               why="Eight bytes take 20 ms: at scale, latency matters before bandwidth does."),
     Prediction("guilty_rank", solution="11 // 5", tolerance=0,
-               hint="Which rank has the empty document? Each of the four has five in a row.",
+               hint=("Which rank has the empty document? Each of the four ranks has five documents "
+                     "in a row."),
                answer=lambda: next(r for r in range(4) if 11 in ranks.shard_range(20, r, 4)),
                mistakes={11: "that is the document; which rank has it?",
                          0: "rank 0 waits like the others; which one does not?",
@@ -34,13 +36,13 @@ PREDICTIONS = (
                          3: "rank 3 waits like the others; which one does not?"},
                why="It finished: it skipped a call that the others still wait for."),
     Prediction("calls_it_made", solution="5 - 1", unit="calls", answer=lambda: 4, tolerance=0,
-               hint="The others wait in a call that it never makes. How many calls did they make, "
-                     "with that one?",
+               hint=("The others wait in a call that it never makes. How many calls did they make, "
+                     "including that one?"),
                mistakes={5: "it has five documents; does each of them lead to a call?",
                          1: "it skipped one call, and made all the rest",
                          0: "it skipped one call, and made all the rest"},
-               why="Its second call met the others' second, but it passed another document: "
-                   "the sums were wrong, silently, long before the hang."),
+               why=("Its second call met the others' second calls, but passed its third document: "
+                    "the sums were silently wrong long before the hang.")),
     Prediction("questions_to_the_store", solution="1023 * 10 / 0.01", unit="questions",
                hint="How often does one rank look in ten seconds? How many ranks look?",
                answer=lambda: 1023 * 10 / 0.01,
@@ -51,17 +53,17 @@ PREDICTIONS = (
                why="And the store is one process. With store.wait each rank asks only once."),
     Prediction("shift_bytes", solution="4 * 4000", unit="bytes", answer=lambda: 16_000,
                tolerance=0,
-               hint="Draw the ring. Which ranks send, and how much is x?",
+               hint="Draw the ring. Which ranks send, and how large is x?",
                mistakes={4_000: "that is what one rank sends; four ranks do",
                          12_000: "the ring closes: the last rank sends, too",
                          1_000: "1000 numbers of 4 bytes each, and four ranks"},
                why="Each rank sends x once, so all ranks together send R times x."),
     Prediction("hang_dollars", solution="1024 * 2 * 10 / 60", unit="dollars",
-               hint="First: how many dollars does the whole cluster cost in an hour? Then: what "
-                     "part of an hour is lost?",
+               hint=("First, how many dollars does the whole cluster cost per hour? Then, what "
+                     "fraction of an hour is lost?"),
                answer=lambda: 1024 * 2 * 600 / 3600,
                mistakes={20_480: "ten minutes, not ten hours", 2048: "that is a whole hour",
                          204.8: "two dollars an hour: multiply by 10/60, not by 10/100"},
-               why="That is the price of one skipped line on one rank, before anybody has looked "
-                   "for it."),
+               why=("That is the price of one skipped line on one rank, before anyone starts to "
+                    "look for it.")),
 )

@@ -81,13 +81,15 @@ FINITE = Proof(
            "one collective; right in a group that is not all ranks": (UNENDED, CALLS, OUTSIDE)},
           _see, CASES, (4,), (ALL, *GROUPS), oracle=by_math, launch={"timeout": LIMIT}),
     mistakes=(
-        Slip("Each rank looks at its own loss only: reduce the flag over all ranks, then look.",
+        Slip("Each rank looks only at its own loss: reduce the flag over all ranks, then look at "
+             "it.",
              (REDUCE, "")),
-        Slip("All ranks must make the same calls: reduce first, on every rank, and look at the "
-             "result then.",
+        Slip("All ranks must make the same calls: reduce on every rank first, then look at the "
+             "result.",
              ("finite =", "if not torch.isfinite(loss):\n        return False\n    finite ="),
              ("finite =", "if torch.isfinite(loss):\n        return True\n    finite =")),
-        Slip("One rank that is not finite decides for all: the MIN of the flags is 0 if any is 0.",
+        Slip("One non-finite loss decides for all ranks: the MIN of the flags is 0 if any flag is "
+             "0.",
              (MIN, MIN.replace("MIN", "MAX")), (f", {MIN}", "")),
         Slip("Pass `group` on: dist.all_reduce(flag, op, group=group).", (", group=group", "")),
         Slip("In a group there are fewer ranks: dist.get_world_size(group).",
@@ -96,39 +98,42 @@ FINITE = Proof(
              (REDUCE, f"finite = {REDUCE}"), (REDUCE, "", RETURN, f"return {REDUCE}")),
         Slip("Return a bool, on every rank: bool(flag).", (RETURN, "return finite"),
              (RETURN, "return finite.item()")),
-        Slip("One rank alone decides or knows. all_reduce takes the flags of all ranks and leaves "
-             "the result on all of them.",
+        Slip("Only one rank decides or gets the result. all_reduce combines the flags of all ranks "
+             "and leaves the result on every rank.",
              (REDUCE, f"dist.reduce(finite, op={MIN}, group=group, group_dst=0)"),
              (REDUCE, "dist.broadcast(finite, group=group, group_src=0)")),
-        Slip("Infinity and minus infinity are not finite either: torch.isfinite sees both.",
+        Slip("Infinity and minus infinity are not finite either: torch.isfinite catches both.",
              ("torch.isfinite(loss)", "(~torch.isnan(loss))"),
              ("torch.isfinite(loss)", "(loss < torch.inf)")),
-        Slip("NaN is not finite either: torch.isfinite sees it.",
+        Slip("NaN is not finite either: torch.isfinite catches it.",
              ("torch.isfinite(loss)", "(~torch.isinf(loss))")),
-        Slip("1.5e308 is finite, but too large for float32, and sums of it overflow. Ask whether "
-             "each loss is finite, in its own type, and reduce a flag (0 or 1).",
+        Slip("1.5e308 is finite, but too large for float32, and sums of it overflow. Check whether "
+             "each loss is finite in its own dtype, and reduce a flag (0 or 1).",
              ("(loss)", "(loss.float())"),
              (FLAG, "loss.detach().clone()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
-        Slip("The loss has a graph, and backward comes after this: torch.isfinite(loss) gives a "
-             "tensor of its own; detach_() cuts the loss off.", ("(loss)", "(loss.detach_())")),
-        Slip("The loss has a graph, which numpy can't read: torch.isfinite(loss) gives a tensor of "
-             "its own, without a graph.",
+        Slip("backward still needs the loss's graph, and detach_() cuts the loss off from it. "
+             "torch.isfinite(loss) already returns a separate tensor.",
+             ("(loss)", "(loss.detach_())")),
+        Slip("The loss has a graph, so loss.numpy() fails. torch.isfinite(loss) returns a separate "
+             "tensor without a graph.",
              ("torch.isfinite(loss)", "torch.tensor(np.isfinite(loss.numpy()))"), np=np),
-        Slip("all_reduce works in place, and here it changes the loss. Reduce a flag of your own.",
+        Slip("all_reduce works in place, and here it changes the loss. Reduce a separate flag.",
              (FLAG, "loss", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS),
              (FLAG, "loss.detach()", MIN, "dist.ReduceOp.SUM", RETURN, LOOKS)),
-        Slip("MIN of losses drops infinity, MAX minus infinity, and NaN is lost in comparisons. "
-             "Reduce a flag (0 or 1) by MIN.",
+        Slip("MIN over losses hides infinity, MAX hides minus infinity, and comparisons can lose "
+             "NaN. Reduce a flag (0 or 1) with MIN.",
              (FLAG, "loss.detach().abs()", MIN, "dist.ReduceOp.MAX", RETURN, LOOKS),
              (FLAG, "loss.detach().clone()", RETURN, LOOKS)),
-        Slip("Something is kept from another call: make the flag new in each call.",
+        Slip("A value is kept from an earlier call: make a new flag in every call.",
              ("group=None", "group=None, kept=torch.ones((), dtype=torch.int32)",
               FLAG, "kept.mul_(torch.isfinite(loss))")),
-        Slip("async_op=True returns a handle: the flag is settled when its wait() has returned.",
+        Slip("async_op=True returns a handle: the flag is ready only after the handle's wait() has "
+             "returned.",
              (REDUCE, f"{REDUCE[:-1]}, async_op=True)"),
              (REDUCE, f"finite = {REDUCE[:-1]}, async_op=True)")),
-        Slip("One all_reduce of one number is enough: each call costs its latency, and objects "
-             "travel by two.", by_math, (REDUCE, f"{REDUCE}\n    dist.barrier(group=group)")),
+        Slip("One all_reduce of one number is enough: every collective costs latency, and "
+             "gathering objects takes two.", by_math,
+             (REDUCE, f"{REDUCE}\n    dist.barrier(group=group)")),
     ), hints=(
         "Turn the loss into a flag first: 1 for finite, 0 for not.",
         "Which reduction of the flags is 1 only if all are 1? Look through dist.ReduceOp.",

@@ -9,16 +9,16 @@ from ranklab.checks.prover import ALL, GROUPS, AtMost
 LIMIT = 5  # seconds of a launch
 GROUPINGS = ALL, *GROUPS[::-1]  # pairs first: there all ranks meet what is wrong at the same time
 DROPPED, MESSAGES = "handles that nobody waited for", "messages sent"
-CLOSES = ("The ring closes: the last rank sends to rank 0, (rank + 1) % size, and rank 0 receives "
-          "it.")
+CLOSES = ("The ring closes: the last rank sends to (rank + 1) % size, which is rank 0, and rank 0 "
+          "receives.")
 NEXT = "After the last rank comes rank 0 again: (rank + 1) % size."
 PREVIOUS = "Before rank 0 comes the last rank: (rank - 1) % size."
-IN_GROUP = ("A group counts its ranks from 0: dist.get_rank(group), dist.get_world_size(group), "
-            "and group=group for each message.")
-NUMBERS = ("In a group the neighbours' numbers count inside the group: group_dst= and group_src= "
-           "(in a P2POp group_peer=). dst=, src= and peer= are ranks of the whole world.")
-WAIT = ("isend and irecv return a handle. Keep the handle of each, and wait for all of them: until "
-        "then you may not read or reuse a buffer.")
+IN_GROUP = ("A group numbers its ranks from 0: use dist.get_rank(group), "
+            "dist.get_world_size(group), and group=group in every message.")
+NUMBERS = ("Number the neighbours within the group: group_dst= and group_src= (group_peer= in a "
+           "P2POp). dst=, src= and peer= are ranks in the whole world.")
+WAIT = ("isend and irecv return handles. Keep every handle and wait for it: until then, you must "
+        "not read or reuse the buffer.")
 
 
 def sent_by(call):

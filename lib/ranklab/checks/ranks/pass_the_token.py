@@ -67,45 +67,47 @@ TOKEN = Proof(
           launch={"timeout": LIMIT}),
     mistakes=(
         Slip(RECEIVE_FIRST, ("if rank == 0", "if rank < 0")),
-        Slip("It sends before it has received, when the token can't be there yet. Only rank 0 "
-             "begins; each other rank receives first.", ("if rank == 0", "if rank % 2 == 0"),
+        Slip("A rank sends before the token can have reached it. Only rank 0 begins; every other "
+             "rank receives first.", ("if rank == 0", "if rank % 2 == 0"),
              (BEGINS, "if rank in (0, size - 1):\n        ")),
         Slip(CLOSES, (SENDS, SENDS.replace("dist", "if rank < size - 1: dist"))),
         Slip(NEXT, ("(rank + 1) % size", "rank + 1")),
         Slip(PREVIOUS, ("(rank - 1) % size", "rank - 1")),
-        Slip("The last rank sends to rank 0, and rank 0 must receive that, after it sent.",
+        Slip("The last rank sends to rank 0, so rank 0 must receive after it has sent.",
              (HOMES, LATER)),
-        Slip("The token goes the other way round: send to (rank + 1) % size, and receive from "
+        Slip("The token goes round the wrong way: send to (rank + 1) % size, and receive from "
              "(rank - 1) % size.", ("next_rank, previous_rank =", "previous_rank, next_rank =")),
-        Slip("The token went round twice. Each rank sends it once, and receives it once.",
+        Slip("The token went round twice. Each rank must send it once and receive it once.",
              ("if rank == 0", "for _ in range(2 if rank == 0 else 0)",
               "else:", "for _ in range(2 if rank else 0):")),
-        Slip("Return the value as it reached the rank, before the rank adds its own 1.",
+        Slip("Return the value that reached this rank, before the rank adds 1.",
              (SENDS, "previous_rank)\n        token += 1\n        dist.send(token"),
              ("return token.item()", "return token.item() + (rank > 0)")),
-        Slip("All see 1 too many. Rank 0 starts the token at 0, and adds 1 when it sends.",
+        Slip("Every rank sees a value that is 1 too large. Rank 0 starts the token at 0 and adds 1 "
+             "when it sends.",
              (BEGINS, f"{BEGINS}token += 1\n        "), (MAKES, MAKES.replace("zeros", "ones"))),
-        Slip("Each rank adds 1 to what it received, and sends that on: token + 1.",
+        Slip("Each rank adds 1 to what it received and sends the sum on: token + 1.",
              (SENDS, SENDS.replace(" + 1", ""))),
-        Slip("Rank 0 starts the token at 0, and adds 1 before it sends, as all others do.",
+        Slip("Rank 0 starts the token at 0 and, like every other rank, adds 1 before sending.",
              (f"{BEGINS}dist.send(token + 1", f"{BEGINS}dist.send(token")),
-        Slip("dist.recv fills the tensor that you give it, and returns the sender's rank. Do not "
+        Slip("dist.recv fills the tensor that you pass to it and returns the sender's rank. Do not "
              "assign its result to the tensor.", (COMES, COMES.replace("dist", "token = dist"))),
         Slip(WAIT, (SENDS, SENDS.replace("send", "isend"))),
-        Slip("The token is one int64, as it is given. (float32 can't count beyond 2^24, and "
+        Slip("The token must stay one int64, as given. (float32 can't count beyond 2^24, and "
              "section 7 counts your bytes.)", ("torch.int64", "torch.int32"),
              ("torch.int64", "torch.float32")),
-        Slip("Something is kept from another call. The token starts at 0 in each call.",
+        Slip("A value is kept from an earlier call. The token must start at 0 in every call.",
              ("group=None", "group=None, kept=torch.zeros(1, dtype=torch.int64)", MAKES, "kept")),
         Slip(IN_GROUP, ("dist.get_rank(group), dist.get_world_size(group)",
                         "dist.get_rank(), dist.get_world_size()"),
              _all_calls("group=group, ", "")),
         Slip(NUMBERS, _all_calls("group_", "")),
         Slip("Return the number: token.item().", ("token.item()", "token")),
-        Slip("Return the number: token.item(). None is not it.", ("return token.item()", "")),
-        Slip("Here a rank talks to its neighbours only: dist.send and dist.recv.",
+        Slip("The function returns None. Return the number: token.item().",
+             ("return token.item()", "")),
+        Slip("Here a rank talks only to its neighbours, with dist.send and dist.recv.",
              by_a_collective),
-        Slip("No token went round: each rank sends one message.", by_numbers),
+        Slip("No token went round: each rank must send one message.", by_numbers),
     ), hints=(
         "Which rank may send before it has received? Exactly one may.",
         "Rank 0: send, then receive. All others: receive, then send. Neighbours modulo size.",

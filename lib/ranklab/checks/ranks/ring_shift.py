@@ -88,10 +88,10 @@ RING_SHIFT = Proof(
         Slip(RECEIVE_FIRST, (BEFORE, CAME.format("recv"), RECV, "")),
         Slip(WAIT, (WAITS, ""), (WAITS, "works[-1].wait()\n    dist.barrier(group)"),
              (BEFORE, SENT.format("isend"), SEND, "")),
-        Slip("This is the x of the rank after this one: send to rank + 1, receive from rank - 1.",
+        Slip("This is the next rank's x: send to rank + 1, and receive from rank - 1.",
              (SEND, SEND.replace("+", "-"), RECV, RECV.replace("- 1", "+ 1"))),
-        Slip("All ranks wait in wait(). Start both, the send and the receive, before you wait for "
-             "either; and if all send to rank + 1, all receive from rank - 1.",
+        Slip("All ranks hang in wait(). Start both the send and the receive before waiting for "
+             "either. If all send to rank + 1, all receive from rank - 1.",
              (BEFORE, f"{SENT.format('isend')}.wait()", SEND, ""),
              (BEFORE, f"{CAME.format('irecv')}.wait()", RECV, ""),
              (RECV, RECV.replace("- 1", "+ 1")),
@@ -104,41 +104,44 @@ RING_SHIFT = Proof(
              (SEND, SEND.replace("group=group, ", ""), RECV, RECV.replace("group=group, ", ""))),
         Slip(NUMBERS, (SEND, SEND.replace("group_peer", "peer"),
                        RECV, RECV.replace("group_peer", "peer"))),
-        Slip("The caller still needs its own x: receive into torch.empty_like(x), send x.",
+        Slip("The caller still needs x unchanged: send x, and receive into torch.empty_like(x).",
              (f"received = {BUFFER}", "received, x = x, x.clone()"),
              (SEND, SEND.replace(" x,", " received,"), RECV, RECV.replace("received", "x"),
               BUFFER, "torch.zeros_like(x)")),
-        Slip("A single rank gets a copy, x.clone(): who writes into the result would write into x.",
+        Slip("On a single rank return a copy, x.clone(); otherwise, writing into the result would "
+             "change x.",
              ("x.clone()", "x")),
         Slip("A single rank has no neighbour: it sends nothing, and returns x.clone().",
              (SINGLE, "")),
         Slip("Return what arrived: the tensor that the message was received into.",
              (RETURN, ""), (RETURN, "return x.clone()"), (RETURN, "return works")),
-        Slip("dist.recv fills the tensor that you give it, and returns the sender's rank. Do not "
+        Slip("dist.recv fills the tensor that you pass to it and returns the sender's rank. Do not "
              "assign its result to the tensor.",
              (BEFORE, f"work = {SENT.format('isend')}\n    received = {CAME.format('recv')}\n"
               f"    work.wait()\n    {RETURN}")),
-        Slip("The message and the buffer have x's type: send x as it is, and receive into "
+        Slip("The message and the buffer must have x's dtype: send x as it is, and receive into "
              "torch.empty_like(x).", ("x.contiguous()", "x.float()"),
              (BUFFER, "torch.empty(x.shape)")),
-        Slip("The result has x's shape: torch.empty_like(x).", (RETURN, f"{RETURN}.flatten()"),
+        Slip("The result must have x's shape: torch.empty_like(x).",
+             (RETURN, f"{RETURN}.flatten()"),
              (BUFFER, "x.new_empty(x.numel())")),
         Slip("What you send is not x.", ("x.contiguous()", "x.flip(0)")),
-        Slip("Send x whole, in one message: each message costs its latency.",
+        Slip("Send all of x in one message: every message costs latency.",
              (SEND, f"*({SEND[:-1].replace(' x', ' x[half]')} {HALF}),",
               RECV, f"*({RECV[:-1].replace('received', 'received[half]')} {HALF}),")),
-        Slip("One message to one neighbour is enough; a gather or broadcast sends x to everybody.",
+        Slip("One message to one neighbour is enough; a gather or broadcast sends x to every rank.",
              by_gathering),
-        Slip("A barrier makes every rank wait for the slowest one, and says nothing of x: wait() "
-             "for your own two messages is enough.",
+        Slip("A barrier makes every rank wait for the slowest one and tells you nothing about x: "
+             "calling wait() for your own two messages is enough.",
              (RETURN, f"dist.barrier(group)\n    {RETURN}"),
              (BEFORE, "dist.barrier(group)")),
-        Slip("The second call writes into what the first returned: make buffers inside the "
-             "function, new in each call.",
+        Slip("The second call overwrites what the first returned: allocate new buffers inside the "
+             "function on every call.",
              ("group=None", "group=None, kept={}", BUFFER,
               f"kept.setdefault((x.shape, x.dtype), {BUFFER})")),
     ), hints=(
-        "A send may wait until its receiver is there. If all ranks send, which rank receives?",
+        "A send can block until its receiver is ready. If all ranks send first, which rank "
+        "receives?",
         "Start the send without waiting for it, receive, then wait: dist.isend returns a handle.",
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, ...), dist.P2POp(dist.irecv, ...)]), then "
-        "wait() for each. A single rank has no neighbour: return a copy."))
+        "call wait() on each handle. A single rank has no neighbour: return a copy."))

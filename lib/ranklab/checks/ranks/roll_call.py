@@ -31,25 +31,25 @@ CASES = {  # how many ranks; {rank: when it calls, in parts of SECONDS}; before 
     **{f"rank 0 of 3 stops after {held} calls to the store, and rank 1 calls then":
        (3, {0: 0, 1: LATE}, held) for held in range(3 + MORE)},
 }
-HANGS = ("Some rank waits without a limit, or for one rank after the other. Any rank may be "
-         "missing, so each of the others must be able to end the wait. A collective can only hang.")
-WAKE = ("The last rank to call knows that all are here: store.add counts. Let the others wait for "
-        "a key that it sets: store.wait([key], timedelta(...)) returns as soon as it is there.")
-COME = "A rank that has not called yet may still come: wait until the time is up."
+HANGS = ("A rank waits without a limit, or for each rank in turn. Any rank can be missing, so any "
+         "other must be able to end the wait. Collectives just hang.")
+WAKE = ("The last rank to call knows that all are here, because store.add counts. Let the others "
+        "wait for a key that it sets: store.wait([key], timedelta(...)) returns as soon as the key "
+        "exists.")
+COME = "A rank that has not called yet may still do so: wait until the time is up."
 LATER = ("When the first rank's time is up, it writes one list for all: wait for that list. A rank "
-         "that calls later gets the same list, and must not replace it.")
-COLLECTIVE = "it makes a collective"
-WHOLE = "Return a list of whole numbers. What a store gives back is bytes."
-ONE_LIST = ("Ranks look at different moments, so what each one sees may differ. So there must be "
-            "one list: compare_set writes it if there is none yet, and returns the one that is "
-            "there.")
-KEYS = ("A rank is missing when it has not called: give each rank a key of its own, and look for "
-        "the keys of all `ranks` when the time is up. Sort numbers, not their texts. Use the "
-        "arguments rank and ranks; dist knows other numbers.")
-AT_ONCE = "All are here, so return at once."
-ONE_WAIT = ("Wait once, for all ranks together and not for each in turn, and with a limit: "
+         "that calls later gets the same list and must not replace it.")
+COLLECTIVE = "it calls a collective"
+WHOLE = "Return a list of ints. What the store returns is bytes."
+ONE_LIST = ("Ranks look at different moments and can see different things, so there must be one "
+            "list: compare_set writes it if there is none yet, and returns the stored one.")
+KEYS = ("A rank is missing if it has not called: give each rank its own key, and look for all "
+        "`ranks` keys when the time is up. Sort numbers, not strings. Use the arguments rank and "
+        "ranks, not dist's numbers.")
+AT_ONCE = "All ranks are here, so return at once."
+ONE_WAIT = ("Wait once for all ranks together, not for each in turn, and set a limit: "
             "store.wait(keys, timedelta(seconds=seconds)).")
-FLOOD = "Don't ask again and again: with thousands of ranks that floods the store."
+FLOOD = "Don't poll: with thousands of ranks, that floods the store."
 
 
 def _counted(name):
@@ -184,12 +184,11 @@ ROLL_CALL = Exercise(
         Slip("rank=66, ranks=70", (HERE, 'store.add("bits", 1 << rank)', LOOK,
              '[r for r in range(ranks) if not store.add("bits", 0) >> r & 1]')),
     ), hints=(
-        "Two ranks may look at different moments, and find different ranks missing. So there may "
-        "be only one list. Which rank may write it?",
-        "Each rank writes a key of its own, and counts itself with store.add. The last rank to "
-        "call ends the wait of all ranks. If the time is up before that, the first rank to notice "
-        "looks for the keys of all ranks. Either way it writes the list under one key, with "
-        "compare_set.",
+        "Two ranks can look at different moments and find different ranks missing, so there must "
+        "be only one list. Which rank should write it?",
+        "Each rank sets its own key and counts itself with store.add. The last rank to call ends "
+        "the wait for all ranks. If time runs out first, the first rank to notice looks for every "
+        "rank's key. Either way, that rank writes the list under one key with compare_set.",
         'store.set(f"here/{rank}", ""); if store.add("calls", 1) < ranks, then '
         'store.wait(["missing"], timedelta(seconds=seconds)), which raises RuntimeError when the '
         'time is up: then look with store.check([f"here/{r}"]). At the end each rank returns '

@@ -76,55 +76,55 @@ SHARD_RANGE = Proof(
           _see, tuple(Case(n, size) for n in (10, 7, 5, 8, 24, 1001, 1, 0)
                       for size in (4, 3, 8, 2, 1)), oracle=by_numpy),
     mistakes=(
-        Slip("n // size rounds down, and the left-over n % size items get lost. The first n % size "
+        Slip("n // size rounds down, so the n % size left-over items are lost. The first n % size "
              "ranks take one more each.", (BOTH, "n // size, 0"), (f" + {END}", "")),
-        Slip("-(-n // size) rounds up: more is handed out than there is. Count the left-over "
-             "items: n % size of the ranks take one more.", (BOTH, "-(-n // size), 0")),
-        Slip("Rounding up fills the first ranks, and the last get little or nothing. Lengths may "
-             "differ by one at most.",
+        Slip("-(-n // size) rounds up, so more than n items are handed out. Count the left-over "
+             "items: only n % size ranks take one more.", (BOTH, "-(-n // size), 0")),
+        Slip("Rounding up fills the first ranks and leaves little or nothing for the last. Lengths "
+             "must differ by at most one.",
              (WHOLE, "return range(n)[rank * -(-n // size):(rank + 1) * -(-n // size)]")),
-        Slip("chunk() rounds up: the last parts are short, or are not there at all.", by_chunk),
-        Slip("Each part must start where the part of the rank before it ends. Some of those ranks "
-             "took one more each: min(rank, left_over) of them.", (" + min(rank, left_over)", "")),
-        Slip("Only the first left_over ranks took one more: min(rank, left_over) of those before "
-             "this one.", ("min(rank, left_over)", "rank")),
-        Slip("The ranks 0 .. left_over - 1 take one more: rank < left_over.",
+        Slip("chunk() rounds up, so the last parts are short or missing altogether.", by_chunk),
+        Slip("Each part must start where the previous rank's part ends. Of the ranks before this "
+             "one, min(rank, left_over) took one more each.", (" + min(rank, left_over)", "")),
+        Slip("Only the first left_over ranks took one more, so min(rank, left_over) of the ranks "
+             "before this one did.", ("min(rank, left_over)", "rank")),
+        Slip("Ranks 0 .. left_over - 1 take one more: rank < left_over.",
              ("rank < left_over", "rank <= left_over")),
-        Slip("One rank gets all that is left over, and all others wait for it. Hand it out, one "
-             "item to each of the first ranks.",
+        Slip("One rank gets all the left-over items, and all others wait for it. Give one item to "
+             "each of the first ranks.",
              (WHOLE, "return range(rank * share, n if rank == size - 1 else (rank + 1) * share)"),
              (WHOLE, "return range(rank * share + (rank > 0) * left_over, (rank + 1) * share + "
               "left_over)")),
-        Slip("A stride (rank, rank + size, ...) is a fair split, too, but files and tensors are "
+        Slip("A stride (rank, rank + size, ...) is also a fair split, but files and tensors are "
              "read in blocks: make each part one block.", (WHOLE, "return range(rank, n, size)")),
-        Slip("Each part must be one block: the first ranks have one item more, so all later parts "
+        Slip("Each part must be one block: the first ranks take one more item, so all later parts "
              "start later.", the_rest_is_shared_out_again),
-        Slip("It is fair, but the longer parts belong to the first ranks.",
+        Slip("This split is fair, but the first ranks must get the longer parts.",
              (WHOLE, f"return range{ROUNDED.format('rank', '(rank + 1)')}"),
              (WHOLE, "return range(round(n * rank / size), round(n * (rank + 1) / size))"),
              (BEGIN, "rank * share + max(0, rank + left_over - size)",
               END, "(rank >= size - left_over)")),
-        Slip("Rank 0 must have the first part: this is the other way round.",
+        Slip("Rank 0 must get the first part: your order is reversed.",
              (BEGIN, "(size - 1 - rank) * share + max(0, left_over - 1 - rank)")),
         Slip("This is (start, end). Return the part itself: range(start, end).",
              (WHOLE, WHOLE.replace("range", ""))),
-        Slip("A part has a length and can be read twice: return range(start, end).",
+        Slip("A part must have a length and be readable more than once: return range(start, end).",
              (WHOLE, WHOLE.replace("range", "iter(range") + ")"),
              (WHOLE, WHOLE.replace("range", "(i for i in range") + ")"),
              (WHOLE, WHOLE.replace("range", "slice"))),
         Slip("The last line must be: return range(start, end).", ("return range", "range")),
-        Slip("n / size is a float in Python, and a float can't index a list: n // size.",
+        Slip("n / size is a float in Python, and a float can't index a list: use n // size.",
              (BOTH, "n / size, n % size"), (BOTH, "n / size // 1, n % size"),
              (BOTH, "n / size // 1, n % size", WHOLE, WHOLE.replace("range", "np.arange")), np=np),
         Slip("range(n) starts at 0: these parts are shifted by one.",
              (WHOLE, WHOLE.replace("start", "start + 1"))),
-        Slip("range(start, end) leaves `end` out already: nothing is to be taken off.",
+        Slip("range(start, end) already leaves `end` out: don't subtract anything.",
              (END, f"{END} - 1")),
         Slip("range(start, end) leaves `end` out: the end of a part is where the next one starts.",
              (END, f"{END} + 1")),
         Slip("The second number is where the part ends, not how long it is: start + length.",
              ("start + share", "share")),
     ), hints=(
-        "How many items does each rank get at least? How many are left over?",
-        "divmod(n, size) gives both. The first `left over` ranks take one more each.",
+        "At least how many items does each rank get, and how many are left over?",
+        "divmod(n, size) gives both. The first left_over ranks take one more each.",
         "start = rank * share + min(rank, left_over); the length is share + (rank < left_over)."))

@@ -184,10 +184,11 @@ USUAL = "usual, times = Counter(column).most_common(1)[0]"
 MAJORITY = "deviants if 2 * times > len(column) else []"
 GATHER = "dist.all_gather(rows, row, group=group)"
 BITS = "Hash the bytes of each parameter. Sums and norms round such a change away, or miss it."
-ALL_BITS = "Compare bytes, not numbers: -0.0 equals 0.0, and NaN has many bits."
-NARROW = "Another type loses bits: hash the bytes as they are, .view(torch.uint8)."
-NOBODY = ("More than half must be equal, which two of four, or one of two, are not. Else return "
-          "[]: nobody knows.")
+ALL_BITS = "Compare bytes, not numbers: -0.0 equals 0.0, and NaN has many bit patterns."
+NARROW = ("Converting to another dtype loses bits: hash the bytes as they are, with "
+          ".view(torch.uint8).")
+NOBODY = ("More than half of the ranks must agree: two of four, or one of two, are not enough. "
+          "Otherwise the list is [], because the right rank is unknown.")
 CORRUPTION = Proof(
     silent_corruption,
     Stage({"any bit of any type names its parameter and rank, also the first; NaN counts by its "
@@ -197,18 +198,18 @@ CORRUPTION = Proof(
                "bytes that a rank gives to collectives", "calls of hash()")},
           _see, CHANGES, (4,), (ALL, *GROUPS)),
     mistakes=(
-        Slip("The group's first rank may be the wrong one: take the majority.",
+        Slip("The group's first rank can be the corrupt one: compare with the majority.",
              (USUAL, "usual, times = column[0], column.count(column[0])"),
              (USUAL, "usual, times = column[0], column.count(column[0])", MAJORITY, "deviants")),
         Slip(NOBODY, (MAJORITY, "deviants"), (MAJORITY, "deviants if 2 * times >= len(column) else "
                                               "[]"),
              (MAJORITY, "deviants if len(column) > 2 else []")),
-        Slip("Name the parameter, also where nobody knows which rank is right: its list is [].",
+        Slip("Name the parameter even if the right rank is unknown: its list is then [].",
              ("        if times < len(column):\n", "        if len(column) > 2 * (len(column) - "
               "times) > 0:\n")),
         Slip("The list names the ranks outside the majority, not those in it.",
              ("if mark != usual", "if mark == usual")),
-        Slip("If all bits are equal the parameter is not named.",
+        Slip("Leave out a parameter whose bits are equal on all ranks.",
              ("        if times < len(column):\n", "        if True:\n")),
         Slip(NARROW, (CONTENT, CONTENT.replace("detach()", "detach().float()")),
              (CONTENT, CONTENT.replace("detach()", "detach().double()"))),
@@ -216,26 +217,26 @@ CORRUPTION = Proof(
             "tensor.detach()", "(tensor.detach() + 0).nan_to_num()")),
              (CONTENT, CONTENT.replace("tensor.detach()", "(tensor.detach() + 0)")),
              (CONTENT, CONTENT.replace("tensor.detach()", "tensor.detach().nan_to_num()"))),
-        Slip("numpy has no bfloat16: take the bytes, by .view(torch.uint8).",
+        Slip("NumPy has no bfloat16: take the bytes with .view(torch.uint8).",
              (CONTENT, CONTENT.replace(".view(torch.uint8)", ""))),
-        Slip("A parameter may be strided, with bytes that do not lie side by side: .contiguous() "
-             "first.", (CONTENT, CONTENT.replace(".contiguous()", ""))),
-        Slip("A parameter may have no dimension: .view(-1) before .view(torch.uint8).",
+        Slip("A parameter can be strided, with bytes that are not adjacent in memory: call "
+             ".contiguous() first.", (CONTENT, CONTENT.replace(".contiguous()", ""))),
+        Slip("A parameter can have no dimensions: call .view(-1) before .view(torch.uint8).",
              (CONTENT, CONTENT.replace(".view(-1)", ""))),
-        Slip("Numbers have 1, 2, 4 or 8 bytes: only .view(torch.uint8) takes all.",
+        Slip("Numbers have 1, 2, 4 or 8 bytes: only .view(torch.uint8) works for all of them.",
              (CONTENT, CONTENT.replace("uint8", "int16"))),
-        Slip("Hash all of a parameter, to its last number.", (CONTENT, f"{CONTENT}[:1024]"),
+        Slip("Hash the whole parameter, down to its last number.", (CONTENT, f"{CONTENT}[:1024]"),
              (CONTENT, f"{CONTENT}[:-4]")),
-        Slip("A parameter may be a part of a larger tensor: hash its own bytes, not the whole "
+        Slip("A parameter can be part of a larger tensor: hash its own bytes, not the whole "
              "storage.", (CONTENT, "torch.empty(0, dtype=torch.uint8).set_(tensor.detach().cpu()"
                           ".untyped_storage()).numpy()")),
-        Slip("A hash must depend on the order: a sum of bytes does not.",
+        Slip("A hash must depend on the order of the bytes: their sum does not.",
              (MARK, "marks.append(int(content.astype('int64').sum()))")),
-        Slip('8 bytes as an int64 need a sign: int.from_bytes(digest, "big", signed=True).',
+        Slip('int64 is signed: use int.from_bytes(digest, "big", signed=True) for the 8 bytes.',
              (MARK, MARK.replace(", signed=True", ""))),
-        Slip("hash() of bytes is different in each process (PYTHONHASHSEED), unless it was forked, "
-             "as here: take hashlib.", (MARK, "marks.append(hash(content.tobytes()))")),
-        Slip("One byte of a hash is the same by chance, once in 256: send 8.",
+        Slip("hash() of bytes differs between processes (PYTHONHASHSEED), unless they are forked, "
+             "as here: use hashlib.", (MARK, "marks.append(hash(content.tobytes()))")),
+        Slip("Even a whole byte of a hash is equal by chance once in 256 times: send 8 bytes.",
              (MARK, "marks.append(digest[0] % 4)")),
         Slip("Pass `group` on to every collective, and to get_world_size.",
              ("dist.get_world_size(group))]", "dist.get_world_size())]"),
@@ -243,21 +244,22 @@ CORRUPTION = Proof(
              (GATHER, "dist.all_gather(rows, row)", "get_world_size(group)", "get_world_size()")),
         Slip("Ranks are numbered inside the group.",
              ("deviants = [rank for", "deviants = [dist.get_process_group_ranks(group)[rank] for")),
-        Slip("All ranks return the same: look at the gathered hashes, not at your own alone.",
+        Slip("All ranks must return the same result: look at all the gathered hashes, not only at "
+             "your own.",
              ("deviants = [rank for rank, mark in enumerate(column) if mark != usual]",
               "deviants = [dist.get_rank(group)] if usual != column[dist.get_rank(group)] else "
               "[]")),
-        Slip("Only read the parameters.", (GATHER, f"{GATHER}\n    for tensor in "
+        Slip("Do not change the parameters.", (GATHER, f"{GATHER}\n    for tensor in "
                                            "parameters.values():\n        "
                                            "tensor.detach().zero_()")),
         Slip(BITS, sums, bits_of_sums),
-        Slip("Send a hash of 8 bytes for each parameter. The tensors stay where they are.",
+        Slip("Send an 8-byte hash of each parameter. The tensors stay where they are.",
              sends_all),
-        Slip("One all-gather is enough: put all hashes into one tensor of int64.", one_by_one),
+        Slip("One all-gather is enough: put all hashes into one int64 tensor.", one_by_one),
     ), hints=(
         "Which few bytes change when any bit of a parameter changes?",
-        "Take a hash of 8 bytes of each parameter, and send them all in one all-gather. In each "
-        "column the most frequent hash is right, if more than half of the ranks have it.",
+        "Take an 8-byte hash of each parameter, and send all hashes in one all-gather. In each "
+        "column, the most frequent hash is right if more than half of the ranks have it.",
         "tensor.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy() into "
         "hashlib.blake2b(..., digest_size=8); int.from_bytes(..., 'big', signed=True); "
         "Counter(column).most_common(1)",

@@ -119,9 +119,9 @@ ADDED = "plan.append([(positions[part.start:part.stop], len(part) / batch) for p
 CHECK = "    if min(batch, ranks, micro_batch) < 1:"
 FULL = "[range(len(positions))[i * micro_batch:(i + 1) * micro_batch] for i in range(times)]"
 EQUAL = ("Sharded models communicate in each micro-batch, so a rank with fewer makes the others "
-         "wait. Cut each rank's part into as many pieces as the fullest rank needs.")
-SAME = ("In the mean over the batch all positions count the same: a micro-batch of n positions has "
-        "the weight n / batch, whatever the number of ranks.")
+         "hang. Cut each rank's share into as many micro-batches as the fullest rank needs.")
+SAME = ("In a mean over the batch, all positions count the same: a micro-batch of n positions has "
+        "weight n / batch, whatever the number of ranks.")
 
 
 def weighed(*weights):
@@ -141,66 +141,69 @@ ELASTIC = Proof(
     mistakes=(
         Slip("Here each micro-batch has the same weight, but some have fewer positions. " + SAME,
              *weighed("1 / times / ranks", "1 / times / ranks * bool(part)")),
-        Slip("This divides by the rank's own number of positions, so each rank has a mean of its "
-             "own. " + SAME, *weighed("len(part) / max(1, len(positions))")),
-        Slip("This is a mean over ranks of the ranks' means, as DDP makes it. " + SAME,
+        Slip("This divides by the rank's own number of positions, so each rank computes its own "
+             "mean. " + SAME, *weighed("len(part) / max(1, len(positions))")),
+        Slip("This is the mean of the ranks' means, as in DDP. " + SAME,
              *weighed("len(part) / max(1, len(positions)) / ranks")),
-        Slip("These weights are n, which makes a sum. " + SAME, *weighed("len(part)")),
-        Slip("All ranks' gradients are added up, nothing divides by their number later. " + SAME,
+        Slip("A weight of n gives a sum, not a mean. " + SAME, *weighed("len(part)")),
+        Slip("All ranks' gradients are added up, and nothing divides by the number of ranks later. "
+             + SAME,
              *weighed("len(part) / batch * ranks")),
-        Slip("Weights need not be those of a full micro-batch. " + SAME,
+        Slip("The weight must depend on the number of positions in the micro-batch. " + SAME,
              *weighed(*(f"{each}{times}" for each in ("micro_batch / batch", "1 / batch",
                                                      "1 / micro_batch")
                        for times in ("", " * bool(part)")))),
         Slip(EQUAL, ("        positions = ", "        times = -(-len(shard_range(batch, rank, "
                      "ranks)) // micro_batch)\n        positions = "),
              (PARTS, f"[part for part in {PARTS} if part]")),
-        Slip("There are more micro-batches than the fullest rank needs: its positions / "
-             "micro_batch, rounded up.", (TIMES, "times = largest"), (TIMES, TIMES + " + 1"),
+        Slip("The fullest rank needs fewer micro-batches: its positions / micro_batch, rounded up.",
+             (TIMES, "times = largest"), (TIMES, TIMES + " + 1"),
              (TIMES, "times = largest // micro_batch + 1"),
              (TIMES, "times = -(-batch // micro_batch)")),
-        Slip("Positions / micro_batch must be rounded up: else more than micro_batch of them are "
-             "together, and these may not fit into memory.",
+        Slip("Round positions / micro_batch up: otherwise a micro-batch has more than micro_batch "
+             "positions, and might not fit into memory.",
              (TIMES, "times = max(1, largest // micro_batch)")),
-        Slip("The fullest rank counts: batch / ranks, rounded up.",
+        Slip("The fullest rank decides: it has batch / ranks positions, rounded up.",
              ("-(-batch // ranks)", "max(1, batch // ranks)")),
-        Slip("micro_batch is how many positions there are together at most, not how many pieces "
-             "there are.", (TIMES, "times = micro_batch")),
-        Slip("Without the rest it is another batch: let the first ranks take one position more.",
+        Slip("micro_batch is the largest number of positions in a micro-batch, not the number of "
+             "micro-batches.", (TIMES, "times = micro_batch")),
+        Slip("This drops the remainder of the batch: let the first ranks take one more position "
+             "each.",
              (SHARE, "range(rank * (batch // ranks), (rank + 1) * (batch // ranks))")),
-        Slip("All ranks wait for the fullest one, so their numbers may differ by one at most: the "
-             "last one may not take all that is less.",
+        Slip("Every rank waits for the fullest one, so the counts must differ by at most one: "
+             "don't leave the whole shortfall to the last rank.",
              (SHARE, "range(rank * largest, min(batch, (rank + 1) * largest))"),
              (SHARE, "range(rank * largest, max(rank * largest, min(batch, (rank + 1) * "
               "largest)))")),
-        Slip("The last rank takes the whole rest here. Ranks' numbers may differ by one at most: "
-             "the first ones take one more.",
+        Slip("Here the last rank takes the whole remainder. The counts must differ by at most one: "
+             "let the first ranks take one more each.",
              (SHARE, "range(rank * (batch // ranks), batch if rank == ranks - 1 else (rank + 1) * "
               "(batch // ranks))")),
-        Slip("These are always the first positions. Each rank has a part of its own, and cuts "
-             "that: positions[part.start:part.stop].",
+        Slip("Here every rank has the first positions of the batch. Each rank needs its own share, "
+             "and cuts that: positions[part.start:part.stop].",
              (SHARE, f"range(len({SHARE}))"), (SHARE, "range(largest)"), (CUT, "part")),
-        Slip("Every rank has the whole batch. Each needs a part of its own.",
+        Slip("Here every rank has the whole batch. Each needs its own share.",
              (SHARE, "range(batch)")),
-        Slip("A list can be read twice, and a generator cannot: return a list for each rank.",
+        Slip("A list can be read twice, but a generator or iterator cannot: return a list of "
+             "lists.",
              ("plan.append([(", "plan.append(((", "for part in parts])", "for part in parts))"),
              ("    return plan", "    return iter(plan)")),
-        Slip("Positions are a range: it takes no memory, whatever the batch.",
+        Slip("Return positions as a range: its memory does not grow with the batch.",
              (f"({CUT}, ", f"(list({CUT}), "), (f"({CUT}, ", f"(tuple({CUT}), "),
              (f"({CUT}, ", "(len(part), ")),
-        Slip("The plan is of pairs, (positions, weight).",
+        Slip("The plan consists of pairs: (positions, weight).",
              (ADDED, "plan.append([positions[part.start:part.stop] for part in parts])")),
         Slip("The plan has a list for each rank: [[(positions, weight), ...] of rank 0, ...].",
              ("plan.append([", "plan.extend(["), ("    return plan", "    return plan[0]")),
-        Slip("Refuse numbers below 1 by a ValueError, each of the three.",
+        Slip("Raise a ValueError if any of the three arguments is below 1.",
              (CHECK, "    if batch < 1:"), (CHECK, "    if False:"),
              (CHECK, "    if min(batch, ranks, micro_batch) < 0:"),
              (CHECK, "    if min(ranks, micro_batch) < 1:"),
              (CHECK, "    if min(batch, ranks) < 1:")),
     ), hints=(
         "How many positions does the fullest rank have, and how many micro-batches do they need?",
-        "Every rank cuts its part into that many micro-batches, also a rank with one position "
-        "less. The mean of n positions counts n / batch.",
+        "Every rank cuts its share into that many micro-batches, even a rank with one position "
+        "fewer. The mean over n positions has the weight n / batch.",
         "times = ceil(ceil(batch / ranks) / micro_batch); mine = shard_range(batch, rank, ranks); "
         "part = shard_range(len(mine), i, times); (mine[part.start:part.stop], len(part) / batch)",
     ))

@@ -150,8 +150,8 @@ FAR = "duration > slow * min(durations)"
 NAMED = "(r, (r + 1) % R) for r in sorted(slow_links)"
 SEND = "probe.message(partner, group)"
 GATHER = "dist.all_gather(rows, row, group=group)"
-TWO_SIDES = ("A link is measured on both of its ranks, and it is as slow as the slower of the two: "
-             "rank r's to the next, and the next one's to the rank before.")
+TWO_SIDES = ("Both ranks of a link measure it, and the slower time counts: rank r's to the next "
+             "rank, and the next rank's back to rank r.")
 HEALTH = Proof(
     health_check,
     Stage({"wrong products and memories, slow products, slow links, ranks whose two links are "
@@ -161,22 +161,23 @@ HEALTH = Proof(
                "messages, one after the other", "the list of what it calls twice")},
           _see, CASES, (4,), (ALL, *GROUPS)),
     mistakes=(
-        Slip("Both ranks of a link must call message at the same time: first on links from even "
-             "ranks to the next, then on those from odd ranks.",
+        Slip("Both ranks of a link must call message at the same time: first for links from an "
+             "even rank to the next, then for those from an odd rank.",
              (TURN, "key=lambda link: link != rank"), (TURN, "key=lambda link: link == rank")),
-        Slip("Measure links without a common rank at the same time: even links, then odd ones.",
+        Slip("Measure links that share no rank at the same time: even links first, then odd ones.",
              (TURN, "key=lambda link: link")),
         Slip("Pass `group` on to probe.message.", (SEND, "probe.message(partner)")),
         Slip("Pass `group` on to the all-gather.", (GATHER, "dist.all_gather(rows, row)")),
-        Slip("A single rank has no link: there is nobody to send to.",
+        Slip("A single rank has no link: there is no other rank to send to.",
              (LINKS, "n_links = R")),
         Slip("Two ranks have one link, not two.", (LINKS, "n_links = R if R > 1 else 0")),
         Slip("Two ranks have one link: measure it.", (LINKS, "n_links = R if R > 2 else 0")),
         Slip("The ring is closed: the last rank has a link to rank 0.", (LINKS, "n_links = R - 1")),
-        Slip("memory() says whether memory is right: call it, too.", (RIGHT, "is_right")),
-        Slip("The first value of product() says whether it is right: look at it.",
+        Slip("Call memory() as well: it says whether memory is right.", (RIGHT, "is_right")),
+        Slip("The first value of product() says whether the product is right: use it.",
              (RIGHT, "probe.memory()")),
-        Slip("A rank is right only if its product and its memory are: and, not or.",
+        Slip("A rank is right only if both its product and its memory are right: use `and`, not "
+             "`or`.",
              (RIGHT, "is_right or probe.memory()")),
         Slip(TWO_SIDES, *((SIDES, side, CARDS, cards)
                           for cards in (CARDS, f"{CARDS} | {BY_PRODUCT}")
@@ -184,24 +185,26 @@ HEALTH = Proof(
                                        "max(to_next[r], from_before[r])",
                                        SIDES.replace("max", "min"),
                                        "(to_next[r] + from_before[(r + 1) % R]) / 2"))),
-        Slip("If both links of a rank are slow (rank 0 has the last link, too), the rank is slow, "
-             "not the links.", (CARDS, "slow_cards = set()"), (CARDS, f"slow_cards = {BY_PRODUCT}"),
+        Slip("If both links of a rank are slow, the rank is slow, not the links. (Rank 0 also has "
+             "the last link.)", (CARDS, "slow_cards = set()"),
+             (CARDS, f"slow_cards = {BY_PRODUCT}"),
              (CARDS, CARDS.replace("range(R)", "range(1, R)"))),
-        Slip("A rank with one slow link is not slow itself: only both make it so.",
+        Slip("One slow link does not make a rank slow: both of its links must be slow.",
              (CARDS, CARDS.replace("<= slow_links", "& slow_links"))),
-        Slip("The links of a slow card are good: name the rank, and not them.",
+        Slip("The links of a slow card are good: name the rank, not its links.",
              (" for r in sorted(slow_links)\n"
               "                   if not slow_cards & {r, (r + 1) % R}",
               " for r in sorted(slow_links)")),
-        Slip("A slow product makes a rank slow, too: more than `slow` times the fastest.",
+        Slip("A rank is also slow if its product takes more than `slow` times as long as the "
+             "fastest.",
              (SLOW, "r in slow_cards")),
-        Slip("Most ranks may be slow: compare their products with the fastest.",
+        Slip("Most ranks can be slow: compare each product with the fastest one.",
              (SLOW, SLOW.replace("min(products)", "sorted(products)[(R - 1) // 2]")),
              (SLOW, SLOW.replace("min(products)", "sum(products) / R"))),
-        Slip("Most links may be slow: compare with the fastest.",
+        Slip("Most links can be slow: compare each link with the fastest one.",
              (FAR, "duration > slow * sum(durations) / R"),
              (FAR, "duration > slow * sorted(durations)[n_links // 2]")),
-        Slip("Name each rank once, in order.",
+        Slip("Name each rank once, in ascending order.",
              (f"[r for r in range(R) if {SLOW}]", "[*slow_cards] + [r for r in range(R) if "
               "products[r] > slow * min(products)]"),
              (f"[r for r in range(R) if {SLOW}]", f"[r for r in reversed(range(R)) if {SLOW}]")),
@@ -209,24 +212,25 @@ HEALTH = Proof(
              ("is_right, product = probe.product()",
               "is_right, product = probe.product()[0], probe.product()[1]")),
         Slip("Send all four numbers in one all-gather.", (GATHER, f"{GATHER}\n    {GATHER}")),
-        Slip("`slow` is an argument, for products and for links.",
+        Slip("Use the argument `slow` for both products and links.",
              (FAR, "duration > 3.0 * min(durations)"),
              (SLOW, SLOW.replace("slow * min", "3.0 * min"))),
-        Slip("A link is (rank, the next one): (R-1, 0) for the last rank.",
+        Slip("A link is (rank, next rank): for the last rank it is (R-1, 0).",
              (NAMED, NAMED.replace("(r + 1) % R)", "r + 1)")),
              (NAMED, NAMED.replace("(r, (r + 1) % R)", "((r + 1) % R, r)"))),
-        Slip("All ranks look at the same table: here each names only what it has measured itself.",
+        Slip("All ranks must evaluate the whole table: here each one names only what it measured "
+             "itself.",
              ("return Health([r for r in range(R) if not right[r]]",
               "return Health([r for r in [rank] if not right[r]]")),
-        Slip("Return Health(wrong, slow, links): `wrong` are the ranks that are not right.",
+        Slip("Return Health(wrong, slow, links): `wrong` lists the ranks that are not right.",
              ("if not right[r]]", "if right[r]]")),
     ), hints=(
-        "A ring of R links, and each rank talks to one other at a time. Which links can be "
+        "The ring has R links, and each rank talks to one other rank at a time. Which links can be "
         "measured at the same time?",
-        "Even links, then odd ones; in an odd ring rank 0 has two even ones. Then one all-gather "
-        "of: right?, and the seconds of the product, of the link to the next rank, and of the link "
-        "to the rank before. All ranks look at the same table.",
+        "Measure even links, then odd ones; in an odd ring, rank 0 has two even ones. Then "
+        "all-gather four numbers at once: right?, and the seconds of the product, the link to the "
+        "next rank, and the link to the previous rank. All ranks evaluate the same table.",
         "for link in sorted((rank, before), key=lambda link: link % 2): probe.message(partner, "
-        "group), but two ranks have link 0 alone. Bad links: above slow * min(links); a rank "
-        "between two bad links is slow itself",
+        "group), but two ranks have only link 0. A link is bad above slow * min(links); a rank "
+        "between two bad links is itself slow",
     ))

@@ -84,7 +84,7 @@ YOUNG = "math.sqrt(2 * checkpoint_seconds * mean_seconds)"
 LONG = "    if checkpoint_seconds >= 2 * mean_seconds:\n        return mean_seconds\n"
 X = "math.sqrt(checkpoint_seconds / (2 * mean_seconds))"
 FLOOR = "min(checkpoint_seconds, mean_seconds) <= 0"
-ABOVE = "Refuse seconds that are not above 0 by a ValueError, before you compute."
+ABOVE = "Raise a ValueError before computing if either argument is not above 0."
 INTERVAL = Proof(
     optimal_interval,
     Stage(f"within {APART}% of the best, for short checkpoints and for very long ones",
@@ -95,16 +95,18 @@ INTERVAL = Proof(
     Stage("seconds that are not above 0 are a ValueError", _see_interval, BELOW,
           oracle=best_interval),
     mistakes=(
-        Slip("This is Young's. His formula is only the first term: it is too long if a checkpoint "
-             "takes more than a little of the time between failures.", (DALY, "young")),
-        Slip("This is Young's, less a checkpoint. Daly's formula has two more terms.",
+        Slip("This is Young's formula, which is only the first term: its interval is too long "
+             "unless checkpoints are short compared with the time between failures.",
+             (DALY, "young")),
+        Slip("This is Young's formula minus a checkpoint. Daly's has two more terms.",
              (DALY, "young - checkpoint_seconds")),
         Slip("One term is missing: C / 2 M, divided by 9.", (" + x**2 / 9", "")),
         Slip("One term is missing: the root of C / 2 M, divided by 3.", (" + x / 3", "")),
-        Slip("This goes from the beginning of one checkpoint to the next. Count the work only: "
-             "take C away.", (DALY, DALY.removesuffix(" - checkpoint_seconds"))),
-        Slip("This goes from the beginning of one checkpoint to the next, and a checkpoint more. "
-             "Take C away, do not add it.", (DALY, DALY.replace("- check", "+ check"))),
+        Slip("This is the time from the start of one checkpoint to the start of the next. Count "
+             "only the work: subtract C.", (DALY, DALY.removesuffix(" - checkpoint_seconds"))),
+        Slip("This is the time from the start of one checkpoint to the start of the next, plus "
+             "another checkpoint. Subtract C instead of adding it.",
+             (DALY, DALY.replace("- check", "+ check"))),
         Slip("A failure loses half an interval on average: the 2 belongs under the root, "
              "sqrt(2 C M).", (YOUNG, YOUNG.replace("2 * ", "")),
              (YOUNG, YOUNG.replace("2 * ", ""), DALY, "young"),
@@ -117,17 +119,17 @@ INTERVAL = Proof(
              (X, "math.sqrt(mean_seconds / (2 * checkpoint_seconds))")),
         Slip("Daly's series holds only up to C = 2 M. If C is 2 M or more, the interval is M.",
              (LONG, "")),
-        Slip("Daly's series holds up to C = 2 M: only from there on the interval is M.",
+        Slip("Daly's series holds up to C = 2 M: the interval is M only from there on.",
              (LONG, LONG.replace("2 * mean_seconds", "mean_seconds")),
              (LONG, LONG.replace("2 * mean_seconds", "mean_seconds / 2"))),
-        Slip("From C = 2 M on the interval is M, the time between failures.",
+        Slip("From C = 2 M on, the interval is M, the time between failures.",
              (LONG, LONG.replace("return mean_seconds", "return checkpoint_seconds")),
              (LONG, LONG.replace("return mean_seconds", "return 2 * mean_seconds"))),
-        Slip("This is the time between failures. The interval is M only if a checkpoint takes "
-             "twice as long as that, or more.", (DALY, "mean_seconds")),
-        Slip("A part of the time between failures takes no notice of the checkpoint: the interval "
-             "grows with the root of both.", half_the_mean),
-        Slip("Seconds may be far below 1: do not round.", (DALY, f"round({DALY})"),
+        Slip("This is the time between failures. The interval is M only if a checkpoint takes at "
+             "least twice as long.", (DALY, "mean_seconds")),
+        Slip("A fixed fraction of the time between failures ignores the checkpoint: the interval "
+             "grows with the square root of both.", half_the_mean),
+        Slip("The interval can be far below 1 second: do not round.", (DALY, f"round({DALY})"),
              (DALY, f"int({DALY})"), (DALY, f"math.ceil({DALY})")),
         Slip("Return seconds, the unit of the arguments.", (DALY, f"({DALY}) / 60"),
              (DALY, f"({DALY}) / 3600")),
@@ -216,8 +218,8 @@ SHARE = "work * math.exp(-restart - round_) / -math.expm1(-round_)"
 ROUND = "work * math.exp(-round_) / -math.expm1(-round_)"
 SECONDS = "interval, interval + checkpoint_seconds, restart_seconds"
 RANGE = "min(interval, mean_seconds) <= 0"
-ESTIMATE = ("Half of the work, or of the round, for each failure is right if failures are rare; "
-            "it is exact with e^((T + C)/M).")
+ESTIMATE = ("Losing half of the work, or of the round, per failure is right only if failures are "
+            "rare; e^((T + C)/M) is exact.")
 GOODPUT = Proof(
     goodput,
     Stage("exact for random failures, also during a checkpoint or a restart", _see_share, TIMINGS,
@@ -230,44 +232,47 @@ GOODPUT = Proof(
     Stage("an interval or a mean that is not above 0 is a ValueError", _see_share, NOTHING,
           oracle=by_counting_failures),
     mistakes=(
-        Slip("This is the share without failures. Each one costs a restart and the work that was "
-             "not saved.", (SHARE, "work / round_")),
-        Slip("Each failure costs a restart, too: e^(R/M) times as much.", (SHARE, ROUND)),
-        Slip("A failure may cut a restart short, and then it begins again: it takes "
-             "M (e^(R/M) - 1) on average, not R.", (SHARE, f"{ROUND} / (1 + restart)")),
+        Slip("This is the share without failures. Each failure costs a restart and the unsaved "
+             "work.", (SHARE, "work / round_")),
+        Slip("Each failure also costs a restart: a round takes e^(R/M) times as long.",
+             (SHARE, ROUND)),
+        Slip("A failure can cut a restart short, and then it begins again: a restart takes M "
+             "(e^(R/M) - 1) on average, not R.", (SHARE, f"{ROUND} / (1 + restart)")),
         Slip("A round is work and a checkpoint: e^((T + C)/M).",
              (SECONDS, "interval, interval, restart_seconds")),
         Slip("Only the work is useful, not the checkpoint.",
              (SECONDS, "interval + checkpoint_seconds, interval + checkpoint_seconds, "
               "restart_seconds")),
-        Slip("A checkpoint that is cut short saves nothing: work and checkpoint must both fit "
+        Slip("A checkpoint that is cut short saves nothing: both work and checkpoint must finish "
              "before the failure.", no_failure_while_it_saves),
-        Slip("A restart is not a part of each round. It comes after each failure: "
-             "M e^(R/M) (e^((T + C)/M) - 1).",
+        Slip("A restart is not part of every round. It follows each failure, so a round takes M "
+             "e^(R/M) (e^((T + C)/M) - 1).",
              (SHARE, "work / math.expm1(restart + round_) if restart + round_ < 700 else 0.0"),
              (SECONDS, "interval, interval + checkpoint_seconds + restart_seconds, 0.0")),
-        Slip("This is the chance that a round goes well. It takes M (e^(L/M) - 1) on average until "
-             "one does.", (SHARE, "math.exp(-round_)"), (SHARE, "math.exp(-restart - round_)")),
+        Slip("This is the probability that a round of L seconds succeeds. It takes M (e^(L/M) - 1) "
+             "on average until one does.", (SHARE, "math.exp(-round_)"),
+             (SHARE, "math.exp(-restart - round_)")),
         Slip(ESTIMATE, first_order, first_order_of_a_round),
         Slip("This is the share that is lost. Return the share that is useful.",
              (SHARE, f"1 - {SHARE}")),
-        Slip("Seconds for each second of work: turn the fraction over.",
+        Slip("This is seconds per second of work: invert the fraction.",
              (SHARE, f"1 / max(1e-300, {SHARE})")),
-        Slip("Return a share, not percent.", (SHARE, f"100 * {SHARE}")),
-        Slip("The mean is not there twice: T / (M e^(R/M) (e^((T + C)/M) - 1)).",
+        Slip("Return a fraction, not a percentage.", (SHARE, f"100 * {SHARE}")),
+        Slip("M is a factor only once: T / (M e^(R/M) (e^((T + C)/M) - 1)).",
              (SHARE, f"{SHARE} / mean_seconds"), (SHARE, f"{SHARE} * mean_seconds")),
-        Slip("A large power of e overflows, here where nothing ever gets done: divide numerator "
+        Slip("A large power of e overflows here, where no round ever succeeds: divide numerator "
              "and denominator by it, and the share is 0.0.",
              (SHARE, "work / (math.exp(restart) * math.expm1(round_))"),
              (SHARE, f"{ROUND} / math.exp(restart)"),
              (SHARE, "work * math.exp(-restart) / math.expm1(round_)")),
-        Slip("Refuse an interval or a mean that is not above 0 by a ValueError.",
+        Slip("Raise a ValueError if the interval or the mean is not above 0.",
              (RANGE, "False"), (RANGE, "interval <= 0"), (RANGE, "mean_seconds <= 0"),
              (RANGE, "min(interval, mean_seconds) < 0")),
     ), hints=(
-        "How long does it take on average until a round of work and checkpoint has gone well?",
-        "With random failures, L seconds go well with a chance of e^(-L/M). It takes "
-        "M (e^(L/M) - 1) on average until they do, if you can begin again at once.",
-        "Each failure adds a restart, which takes M (e^(R/M) - 1) itself, so a round takes "
-        "M e^(R/M) (e^((T + C)/M) - 1). Return T divided by that, without a large power of e",
+        "How long does it take on average to complete a round of work and checkpoint?",
+        "With random failures, L seconds pass without a failure with probability e^(-L/M). It "
+        "takes M (e^(L/M) - 1) on average until that happens, if you can start again at once.",
+        "Each failure adds a restart, which itself takes M (e^(R/M) - 1), so a round takes M "
+        "e^(R/M) (e^((T + C)/M) - 1). Return T divided by that, without computing a large power of "
+        "e",
     ))

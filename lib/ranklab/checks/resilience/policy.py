@@ -12,15 +12,15 @@ from ranklab.resilience.traces import DAY, REGIMES, make_trace
 
 SEED = 14  # not the lab's own traces
 PARTS = {
-    "spares": "A spare costs money all the time, and saves the nodes that idle when one is away. "
-              "How many nodes are away on average, and how often are there more?",
-    "interval": "How often do failures really come? Begin with the stated mean, and learn from "
+    "spares": "A spare always costs money, but keeps the other nodes from idling when one is down. "
+              "How many nodes are down on average, and how often are more down?",
+    "interval": "How often do failures really happen? Begin with the stated mean, and learn from "
                 "state.failures.",
-    "nodes": "Compare node-seconds until the next failure is likely: run on fewer nodes now, wait "
-             "for a repair that is near, grow again when the node is back.",
+    "nodes": "Compare the node-seconds until the next likely failure: run on fewer nodes now, wait "
+             "for a repair that is near, or grow again when the node is back.",
 }
-DECISION = "Return a Decision, at each event."
-POSSIBLE = "See Decision for what can be decided."
+DECISION = "Return a Decision at every event."
+POSSIBLE = "See Decision for which decisions are valid."
 STATE_ALONE = ("Decide from `state` alone: keep nothing between calls, and draw no random numbers.")
 
 
@@ -84,11 +84,11 @@ POLICY = Exercise(
         Slip(DECISION, (NODES, "(best[1],"), (NODES, f'state.event == "failure" and {NODES}')),
         Slip(STATE_ALONE, (INTERVAL, f"{INTERVAL} * random.uniform(0.95, 1.05)"), random=random),
     ), hints=(
-        "Begin with the decisions that cost most: how many nodes, and how many spares? Print "
+        "Begin with the decisions that cost the most: how many nodes, and how many spares? Print "
         "the scores of simple policies on each trace.",
-        "Estimate the mean time until the next failure from state.now and state.failures. For "
-        "each choice compute how much work is done until then, in node-seconds.",
-        "For each choice of nodes now, and each time in state.back at which the job could grow: "
-        "nodes * seconds, less restarts. For the spares: the number of nodes away is a Poisson "
-        "number, with the mean: mean time away / mean time between failures.",
+        "Estimate the mean time until the next failure from state.now and state.failures. For each "
+        "choice, compute how much work is done until then, in node-seconds.",
+        "For each choice of nodes now, and each time in state.back at which the job could grow, "
+        "compute nodes * seconds, minus restarts. For the spares: the number of nodes that are "
+        "down is Poisson distributed, with mean (mean time down / mean time between failures).",
     ))

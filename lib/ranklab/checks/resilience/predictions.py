@@ -18,17 +18,18 @@ PREDICTIONS = (
         "resilience_hours_between_failures", unit="hours", tolerance=0.02,
         solution="54 * 24 / 419 * 16384 / 2048",
         answer=lambda: GPU_HOURS / 2048,
-        hint="Which part of the 16,384 GPUs do you have, and so which part of the failures?",
+        hint="What fraction of the 16,384 GPUs do you have, and so what fraction of the failures?",
         mistakes={LLAMA: "that is Llama 3's number, on 8 times as many GPUs", LLAMA / 8: "fewer "
                   "GPUs fail less often", GPU_HOURS / 2048 / 24: "those are days",
                   54 * 24 / 466 * 8: "47 of the 466 interruptions were planned"},
-        why="A single GPU is interrupted every 5.8 years, but 2,048 of them once a day.",
+        why="A single GPU is interrupted every 5.8 years, but a job on 2,048 of them once a day.",
     ),
     Prediction(
         "resilience_interval_minutes", unit="minutes", tolerance=0.05,  # 20, and Daly's
         answer=lambda: YOUNG,
         solution="math.sqrt(2 * 60 * 54 * 24 / 419 * 3600) / 60",
-        hint="Two costs: one falls with the interval, the other grows. Where are they equal?",
+        hint=("There are two costs: one falls with the interval, the other grows. Where are they "
+              "equal?"),
         mistakes={60 * LLAMA: "that is the time between failures", math.sqrt(60 * LLAMA): "a "
                   "failure loses half an interval on average: there is a 2 under the root",
                   60 * LLAMA / 2: "then half of all failures lose everything since the last one"},
@@ -38,7 +39,8 @@ PREDICTIONS = (
     Prediction(
         "resilience_goodput", unit="%", tolerance=0.02, answer=lambda: 100 * SHARE,
         solution="100 * 1200 / (11135 * math.exp(600 / 11135) * (math.exp(1260 / 11135) - 1))",
-        hint="Three losses: checkpoints, restarts, and the work since the last checkpoint.",
+        hint=("There are three losses: checkpoints, restarts, and the work since the last "
+              "checkpoint."),
         mistakes={100 / 1.05: "that counts only checkpoints, or only restarts: each costs about 5%",
                   100 - 100 * SHARE: "that is what is lost"},
         why="5% for checkpoints, 5% for restarts, 5% lost work. Llama 3 had more than 90%.",
@@ -61,6 +63,7 @@ PREDICTIONS = (
         mistakes={100 / 127: "two nodes matter: the next node holds its copy, and it holds the "
                   "previous node's copy", 100 * 2 / 128: "the second node is one of the other 127",
                   100 / 128**2: "that is for two fixed nodes, but any two may fail"},
-        why="Then you need the last checkpoint on disk. Gemini pairs the nodes, which halves it.",
+        why=("Then you need the last checkpoint on disk. Gemini pairs the nodes, which halves the "
+             "risk."),
     ),
 )

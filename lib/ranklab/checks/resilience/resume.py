@@ -122,8 +122,8 @@ BACK = "    saved = copy.deepcopy(saved)"
 STATE_DICTS = "[part.state_dict() for part in parts]"
 LOAD = "part.load_state_dict(state)"
 ASKED = "    if saved is None:\n"
-ALL_BACK = ("Put back all that changes in a step, and not the weights alone: optimizer, scheduler, "
-            "loader, steps_done, and three libraries' random numbers.")
+ALL_BACK = ("Restore everything that a step changes, not only the weights: optimizer, scheduler, "
+            "loader, steps_done, and three libraries' random states.")
 RESUME = Proof(
     resume_exact,
     Stage({"saving changes nothing, and what is saved can be pickled":
@@ -140,65 +140,70 @@ RESUME = Proof(
           _see, MOMENTS, (2,)),
     mistakes=(
         Slip("model.state_dict() has the weights.", (PARTS, PARTS.replace("run.model, ", ""))),
-        Slip("optimizer.state_dict() has AdamW's means for each weight.",
+        Slip("optimizer.state_dict() holds AdamW's running means for each weight.",
              (PARTS, PARTS.replace("run.optimizer, ", ""))),
-        Slip("scheduler.state_dict(): without it the warm-up begins again.",
+        Slip("Without scheduler.state_dict() the warm-up begins again.",
              (PARTS, PARTS.replace(", run.scheduler", ""))),
-        Slip("run.steps_done is a part of the run.",
+        Slip("run.steps_done is part of the state.",
              ("    run.steps_done = saved[\"steps_done\"]\n", ""),
              ("    run.steps_done = saved[\"steps_done\"]\n", "    run.steps_done = 0\n")),
-        Slip("loader.order: without it some samples come twice, others never.",
+        Slip("Without loader.order, some samples come twice and others never.",
              (LOADER, LOADER.replace("loader.order", "_"))),
-        Slip("loader.position: without it samples come twice in this epoch.",
+        Slip("Without loader.position, samples come twice in this epoch.",
              (LOADER, LOADER.replace("loader.position", "_"))),
-        Slip("loader.generator.get_state(): it draws the next epoch's order.",
+        Slip("Save and restore loader.generator.get_state(): the generator draws the next epoch's "
+             "order.",
              ("    loader.generator.set_state(rng)\n", ""),
              ("    loader.generator.set_state(rng)\n", "    loader.generator.manual_seed(0)\n")),
-        Slip("The loader's generator had another seed: keep its state, do not draw again.",
+        Slip("The loader's generator had a different seed: save its state instead of drawing "
+             "again.",
              ("    loader.generator.set_state(rng)\n",
               "    loader.generator.manual_seed(0)\n    for _ in range(-(-run.steps_done * "
               "loader.batch // loader.samples)):\n        torch.randperm(loader.samples, "
               "generator=loader.generator)\n")),
-        Slip("random.getstate(), random.setstate(...): Python draws the brightness.",
+        Slip("Python's random numbers set the brightness: random.getstate(), random.setstate(...).",
              ("    random.setstate(pythons)\n", ""),
              ("    random.setstate(pythons)\n", "    random.seed(0)\n")),
-        Slip("np.random.get_state(), np.random.set_state(...): NumPy draws the noise.",
+        Slip("NumPy's random numbers are the noise: np.random.get_state(), "
+             "np.random.set_state(...).",
              ("    np.random.set_state(numpys)\n", ""),
              ("    np.random.set_state(numpys)\n", "    np.random.seed(0)\n")),
-        Slip("Of normal numbers NumPy draws two, and keeps one in hand: keep all of "
+        Slip("NumPy draws normal numbers in pairs, and caches the second: keep all of "
              "np.random.get_state().", ("np.random.get_state()", "np.random.get_state()[:3]")),
-        Slip("random_state(), set_random_state(...): torch draws what dropout leaves out.",
+        Slip("torch's random numbers decide what dropout drops: random_state(), "
+             "set_random_state(...).",
              ("    set_random_state(torchs)\n", ""),
              ("    set_random_state(torchs)\n", "    torch.manual_seed(0)\n")),
-        Slip("Put random numbers back last: what you do after that draws some.",
+        Slip("Restore the random states last: here, something draws random numbers after that.",
              ("    set_random_state(torchs)\n", "    set_random_state(torchs)\n    "
               "torch.nn.Linear(2, 2)\n")),
-        Slip("state_dict gives the tensors themselves, and the next step changes them: "
+        Slip("state_dict returns the tensors themselves, and the next step changes them: use "
              "copy.deepcopy.", ("        return copy.deepcopy({", "        return dict({")),
-        Slip("load_state_dict may keep the very tensors that it gets, and change them: copy them "
-             "first.", (BACK, "    saved = saved")),
-        Slip("Keep state_dicts, numbers and tensors, not the objects themselves: these can't be "
+        Slip("load_state_dict can keep the very tensors that it receives, and later steps then "
+             "change them: copy them first.", (BACK, "    saved = saved")),
+        Slip("Keep state_dicts, numbers and tensors, not the objects themselves, which can't be "
              "pickled.",
              (STATE_DICTS, "[*parts]", LOAD, "part.load_state_dict(state.state_dict())"),
              ("loader.generator.get_state())", "loader.generator)", "set_state(rng)",
               "set_state(rng.get_state())", "        return copy.deepcopy({",
               "        return dict({")),
-        Slip("Without `saved` it returns all that must be kept.",
+        Slip("Without `saved`, return everything that must be kept.",
              ("        return copy.deepcopy({", "        run.kept = copy.deepcopy({", BACK,
               "        return None\n    saved = copy.deepcopy(saved or run.kept)")),
-        Slip("A save must change nothing, and drawing a random number is a change.",
+        Slip("A save must change nothing, not even the random states.",
              (ASKED, f"{ASKED}        torch.manual_seed(run.steps_done)\n"),
              (ASKED, f"{ASKED}        torch.rand(1)\n"),
              (ASKED, f"{ASKED}        random.random()\n"),
              (ASKED, f"{ASKED}        np.random.rand()\n")),
-        Slip("A save must change nothing: do not do a step, or count one.",
+        Slip("A save must change nothing: neither run a step nor count one.",
              (ASKED, f"{ASKED}        run.steps_done += 1\n"),
              (ASKED, f"{ASKED}        run.step()\n")),
         Slip(ALL_BACK, the_weights_alone),
     ), hints=(
         "Read Run.step line by line: what does each line use that an earlier step has changed?",
-        "Three have a state_dict. The loader has an order, a position and a generator. Three "
-        "libraries draw random numbers. Both ways need copies: what is saved must not move on.",
+        "Three objects have a state_dict. The loader has an order, a position and a generator. "
+        "Three libraries draw random numbers. Copy both when saving and when restoring: later "
+        "steps must not change what is saved.",
         "copy.deepcopy({'parts': [p.state_dict() for p in parts], 'loader': (loader.order, "
         "loader.position, loader.generator.get_state()), 'random': (random.getstate(), "
         "np.random.get_state(), random_state()), ...}); and set each one again",

@@ -18,27 +18,28 @@ from ranklab.checks.trial import called_with
 from ranklab.resilience import atomic_save
 
 OLD, NEW = ({"step": step, "w": torch.full((5000,), float(step))} for step in (1, 2))
-BESIDE = ("Write to another file of the same folder. When it is complete, os.replace(it, path): "
-          "a name changes all at once.")
+BESIDE = ("Write to another file in the same folder. When it is complete, call os.replace(it, "
+          "path): a name changes all at once.")
 SEEN = "Call os.fsync and os.replace by these names: the check watches them."
-LEFT = ("Catch what is raised, remove the temporary file, and raise again. Give it the same name "
-        "in each save of this path, so that the next save writes over what a killed one left.")
-IN_PLACE = "the old file is written over in place"
-CLOSE = "os.open needs an os.close: after a thousand saves no file can be opened."
-SAME_FOLDER = ("If that is another file system, os.replace raises, and a move copies: write in the "
-               "folder of `path`.")
+LEFT = ("On any exception, remove the temporary file and re-raise. Always use the same temporary "
+        "name for this path, so that the next save overwrites what a killed one left.")
+IN_PLACE = "the old file is overwritten in place"
+CLOSE = "os.open needs an os.close: otherwise no file can be opened after a thousand saves."
+SAME_FOLDER = ("If the temporary file is on another file system, os.replace raises, and a move "
+               "becomes a copy: write in the folder of `path`.")
 SYNC = ("The system keeps written bytes in memory for a while: call os.fsync(file.fileno()) before "
         "os.replace.")
-SYNC_FIRST = ("If the power fails in between, the new name is there and its bytes are not: "
+SYNC_FIRST = ("If the power fails in between, the new name is there but its bytes are not: call "
               "os.fsync first.")
-FLUSH = "The rest is in Python's buffer: file.flush() before os.fsync."
-SYNC_FOLDER = ("The new name is an entry of the folder: os.open(folder, os.O_RDONLY), os.fsync, "
-               "os.close.")
-FOLDER_LAST = "The new name is an entry of the folder: os.fsync it after that."
-UNTOUCHED = "Nothing may be written to `path`, or removed."
+FLUSH = "The rest is still in Python's buffer: call file.flush() before os.fsync."
+SYNC_FOLDER = ("The new name is an entry in the folder, so sync the folder as well: "
+               "os.open(folder, os.O_RDONLY), os.fsync, os.close.")
+FOLDER_LAST = ("The new name is an entry in the folder: os.fsync the folder after the name has "
+               "changed.")
+UNTOUCHED = "Never write to `path` itself, and never remove it."
 RAISE = "The run must know that it has no new checkpoint."
-MEET = ("Each path needs a temporary file of its own: put the whole name of `path` into its name, "
-        "and remove no other. with_suffix takes the .10 away.")
+MEET = ("Each path needs its own temporary file: put the whole name of `path` into its name, and "
+        "remove no other file. with_suffix drops the .10.")
 
 
 def content(path):
@@ -82,7 +83,8 @@ def _plain(atomic_save):
             atomic_save(OLD, path.name)
     finally:
         os.chdir(here)
-    _holds('a save to "rank.10" alone', path, "the old one", "It is in os.getcwd().")
+    _holds('a save to "rank.10" alone', path, "the old one", ("A file name without a folder "
+                                                              "belongs in os.getcwd()."))
     free = _free_descriptor(path)
     for _ in range(8):
         atomic_save(OLD["w"], path)
@@ -139,8 +141,8 @@ def _killed(atomic_save):
     for way, (save, most) in ways.items():
         path = _fresh(atomic_save)
         end, found = in_child(partial(save, path), most), content(path)
-        expect(end == "killed", f"killed {way}: it {end}", "Write it in this process, "
-               "and again in each call.")
+        expect(end == "killed", f"killed {way}: it {end}", "Write the file in this process, and "
+                                                           "write it again in each call.")
         expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
                f"{UNTOUCHED} {BESIDE}")
         atomic_save(NEW, path)
@@ -231,9 +233,10 @@ SAVE = Exercise(
         Slip("atomic_save(state=<(5000,), float32>", (SAVED, "torch.save(dict(state), file)")),
         Slip("called with a str", (PATH, "")),
     ), hints=(
-        "Which of the system's calls changes a whole file at once, or not at all?",
-        "Write to another file in the same folder, then os.replace gives it the name. Its bytes "
-        "must be on the disk before that, and the folder's entry after it. What if writing raises?",
+        "Which system call changes a whole file at once, or not at all?",
+        "Write to another file in the same folder, then give it the name with os.replace. Its "
+        "bytes must be on disk before that, and the folder's entry afterwards. What if writing "
+        "raises?",
         "part = path.with_name(f'.{path.name}.part'); torch.save, file.flush(), "
         "os.fsync(file.fileno()); os.replace(part, path); then os.fsync of os.open(path.parent, "
         "os.O_RDONLY). On any error: part.unlink(missing_ok=True), raise",

@@ -194,15 +194,16 @@ BAD = "not math.isfinite(x) or x > bound"
 JUDGED = "[not math.isfinite(x) or x > bound for x in losses[-patience:]]"
 ENOUGH = "len(losses) > 20 and usual"
 LAST = "all(is_bad) and len(is_bad) == patience"
-ROBUST = ("Earlier spikes are among the losses, and they pull up a mean and a standard deviation. "
-          "Take the median, and the median distance from it.")
+ROBUST = ("Earlier spikes are among these losses, and they pull up the mean and the standard "
+          "deviation. Take the median, and the median distance from it.")
 NOT_FINITE = ("A loss that is not finite says nothing about what is usual: leave it out before you "
               "take medians.")
-FLOOR = "Of calm losses the spread is almost 0: up to 1% of abs(middle) above it is no spike."
+FLOOR = "The spread of calm losses is almost 0: a rise of up to 1% of abs(middle) is not a spike."
 SPIKE = Proof(
     loss_spike,
     Stage("no false alarm in the first steps, on falling, calm and noisy losses", _see_alarms,
-          QUIET, note="None of these losses is a spike: falls, noise, and the first 20 losses."),
+          QUIET, note=("None of these losses is a spike: they are falls, noise, or among the first "
+                       "20 losses.")),
     Stage(dict(zip((
         "one loss far above the last ones is skipped; a low one, or a return, goes on",
         "of calm losses 1% more is no spike; of the first 20 none is",
@@ -215,83 +216,86 @@ SPIKE = Proof(
         Slip(ROBUST, (SPREAD, "statistics.pstdev(usual)"),
              ("statistics.median(usual)", "statistics.fmean(usual)", SPREAD,
               "statistics.pstdev(usual)")),
-        Slip("This looks at all losses. Those of the last `window` steps count: what was usual "
+        Slip("This looks at all losses. Only the last `window` steps count: a loss that was usual "
              "long ago is a spike now.", (USUAL, "losses[:-patience]")),
-        Slip("One or a few losses don't tell the usual spread: take the `window` before those that "
-             "are judged.", (USUAL, "losses[-patience - 1:-patience]"),
+        Slip("A few losses don't show the usual spread: take the `window` losses before the ones "
+             "being judged.", (USUAL, "losses[-patience - 1:-patience]"),
              (USUAL, "losses[-patience - 4:-patience]")),
-        Slip("The losses that are judged are among the usual ones here. They end before the last "
-             "`patience`: a spike must not be its own measure.", (USUAL, "losses[-window:]"),
+        Slip("The losses being judged are among the usual ones here. The usual ones must end "
+             "before the last `patience`: a spike must not set its own standard.",
+             (USUAL, "losses[-window:]"),
              (USUAL, "losses[-window - 1:-1]")),
-        Slip("A fixed factor knows nothing of the noise: how far is far? Measure the losses' own "
-             "spread.", (BOUND, "1.5 * middle"), (BOUND, "1.2 * middle"), (BOUND, "2 * middle")),
-        Slip("No fixed number: the losses' own spread tells you what is far.",
+        Slip("A fixed factor ignores how noisy the losses are. Let the losses' own spread decide "
+             "how far is far.", (BOUND, "1.5 * middle"), (BOUND, "1.2 * middle"),
+             (BOUND, "2 * middle")),
+        Slip("Don't use a fixed number: the losses' own spread tells you what is far.",
              (BOUND, "middle + 0.5"), (BOUND, "middle + max(limit * spread, 1.0)"),
              (BOUND, "middle + 1.0")),
-        Slip("The distance of the quartiles, or the median distance, is not a standard deviation: "
-             "1.4826 times the median distance is.",
+        Slip("Neither the distance between quartiles nor the median distance is a standard "
+             "deviation: 1.4826 times the median distance is.",
              (SPREAD, "(lambda q: q[2] - q[0])(statistics.quantiles([*usual, usual[0]], n=4))"),
              (SPREAD, SPREAD.removeprefix("1.4826 * "))),
-        Slip("Of calm losses the bound is 1% above the middle, and not higher: max(limit * spread, "
+        Slip("For calm losses the bound is 1% above the middle, no higher: max(limit * spread, "
              "0.01 * abs(middle)).",
              (BOUND, "middle + limit * max(spread, 0.01 * abs(middle))"),
              (BOUND, BOUND.replace("0.01", "0.1")),
              (ENOUGH, "len(losses) > 20 and usual and max(usual) > min(usual)")),
         Slip("The 1% is not added to the spread: take the larger of the two.",
              (BOUND, "middle + limit * spread + 0.01 * abs(middle)")),
-        Slip("Losses may be below 0: 1% of abs(middle).",
+        Slip("Losses can be negative: use 1% of abs(middle).",
              (BOUND, BOUND.replace("abs(middle)", "middle")),
              (BOUND, "max(middle + limit * spread, 1.01 * middle)")),
         Slip(FLOOR, (BOUND, "middle + limit * spread")),
-        Slip("Only the first 20 losses are too few to judge.",
+        Slip("Only the first 20 losses are too few to judge: start with the 21st.",
              (ENOUGH, "len(losses) > 16 and usual"), (ENOUGH, "len(losses) >= 20 and usual"),
              (ENOUGH, "len(losses) > window and usual"), (ENOUGH, "len(losses) > 21 and usual"),
              (ENOUGH, "len(losses) > 24 and usual")),
-        Slip("Among the first 20 losses each finite one is good: they fall steeply.",
+        Slip("Among the first 20 losses every finite one is good, because they fall steeply.",
              (ENOUGH, "usual")),
-        Slip("How far is far? `limit` is an argument: 6 times the spread.",
+        Slip("`limit` is an argument, 6 by default: multiply the spread by it.",
              (BOUND, BOUND.replace("limit", "2.0")), (BOUND, BOUND.replace("limit", "3.0")),
              (BOUND, BOUND.replace("limit", "6.0"))),
-        Slip("A loss that is not finite is never good: math.isfinite. (A comparison with NaN is "
-             "False.)", (BAD, "x > bound")),
-        Slip("-inf is not finite, either: math.isfinite.",
+        Slip("A loss that is not finite is never good: use math.isfinite. (A comparison with NaN "
+             "is False.)", (BAD, "x > bound")),
+        Slip("-inf is not finite either: use math.isfinite.",
              (BAD, "math.isnan(x) or x > bound or x == math.inf")),
-        Slip("Among the first 20 losses only a finite one is good.",
+        Slip("Even among the first 20 losses, only finite ones are good.",
              (BAD, "len(losses) > 20 and (not math.isfinite(x) or x > bound)")),
-        Slip("A low loss is good: only what is far above is a spike.",
+        Slip("A low loss is good: only a loss far above the usual ones is a spike.",
              (BAD, "not math.isfinite(x) or abs(x - middle) > bound - middle",
               "bound = math.inf", "middle, bound = 0.0, math.inf")),
         Slip(NOT_FINITE, (FINITE, USUAL)),
-        Slip("Roll back only after `patience` of them: the first steps have fewer.",
+        Slip("Roll back only after `patience` bad losses: in the first steps there are fewer "
+             "losses.",
              (LAST, "all(is_bad)")),
-        Slip("Only all of the last `patience`, one after the other, make it roll back.",
+        Slip("Roll back only if all of the last `patience` losses in a row are bad.",
              (LAST, "sum(is_bad) > 1"), (LAST, "sum(is_bad) >= patience - 1"),
              (JUDGED, JUDGED.replace("-patience", "-2 * patience"), LAST,
               "sum(is_bad) >= patience")),
-        Slip("It has recovered when the last loss is good: the last one decides.",
+        Slip("The last loss decides: if it is good, the run has recovered.",
              ("    if not is_bad[-1]:\n", "    if not any(is_bad):\n")),
-        Slip("Skipping has not helped `patience` times in a row: roll back.",
+        Slip("After `patience` bad losses in a row, skipping has not helped: roll back.",
              ('return "roll back" if', 'return "skip" if')),
-        Slip("A first spike is skipped: roll back only if it stays.",
+        Slip("Skip a first spike: roll back only if it stays.",
              (f'"roll back" if {LAST} else "skip"', '"roll back"')),
         Slip("The three answers are \"go on\", \"skip\" and \"roll back\".",
              ('return "go on"', "return None"), ('else "skip"', 'else "skip it"'),
              ('"roll back" if', '"rollback" if'), ('return "go on"', "return True")),
-        Slip("It rolls back one step late: a row of `patience` bad losses is enough.",
+        Slip("This rolls back one step late: `patience` bad losses in a row are enough.",
              (JUDGED, JUDGED.replace("-patience", "-patience - 1"),
               LAST, "all(is_bad) and len(is_bad) > patience")),
         Slip("`patience` is an argument.", (JUDGED, JUDGED.replace("-patience", "-3"),
                                             LAST, "all(is_bad) and len(is_bad) == 3")),
         Slip("`window` is an argument.", (USUAL, "losses[-64 - patience:-patience]")),
-        Slip("`losses` is changed: look at slices.",
+        Slip("Your function changes `losses`: only read slices of it.",
              ("    usual = ", "    losses[:] = losses[-window - patience:]\n    usual = "),
              ("    usual = ", "    losses[:-1] = [x for x in losses[:-1] if math.isfinite(x)]\n"
               "    usual = ")),
     ), hints=(
         "How do you find the usual loss, if some of the last losses are spikes or NaN?",
-        "Take the median of the `window` losses before those that you judge, and 1.4826 times the "
-        "median distance from it, which is a standard deviation if there are no spikes. Judge "
-        "the last `patience` losses by these.",
+        "Take the median of the `window` losses before the ones you judge, and 1.4826 times the "
+        "median distance from it, which equals the standard deviation if there are no spikes. "
+        "Judge the last `patience` losses by these.",
         "usual = finite losses[-window - patience:-patience]; bound = middle + max(limit * spread, "
         "0.01 * abs(middle)); bad = [not math.isfinite(x) or x > bound for x in losses["
         "-patience:]]",

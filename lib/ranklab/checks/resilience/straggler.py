@@ -121,10 +121,10 @@ OVER = "(seconds / usual).median(dim=0).values"
 LAST = "    seconds = seconds[-recent:]\n"
 KEPT = "[rank for rank in order if slowness[rank] > threshold]"
 REFUSED = "seconds.dim() != 2 or not seconds.numel()"
-OF_STEP = ("Steps differ in their work, and all ranks may be slow in one: divide by the median "
-           "rank of the same step, then take the median over the steps.")
-MOST = ("A rank must be slow in more than half of the steps: the median over the steps of how many "
-        "times as long it takes.")
+OF_STEP = ("Steps differ in work, and all ranks can be slow in one: divide by the median rank's "
+           "time in the same step, then take the median over the steps.")
+MOST = ("A rank must be slow in more than half of the steps: take the median of its slowdown over "
+        "the steps.")
 STRAGGLER = Proof(
     find_straggler,
     Stage({"a slow rank, two of 64, half of the ranks; the slowest first": (),
@@ -135,58 +135,63 @@ STRAGGLER = Proof(
     Stage("no steps, no ranks or another shape are a ValueError", _see, SHAPES,
           oracle=by_counting),
     mistakes=(
-        Slip("A mean over steps is moved by a few long pauses. Take the median over the steps.",
+        Slip("A few long pauses distort a mean over the steps. Take the median over the steps.",
              (OVER, "(seconds / usual).mean(dim=0)")),
-        Slip("One long pause is enough for that. " + MOST, (OVER, "(seconds / usual).amax(dim=0)")),
-        Slip("This looks at the last step alone. " + MOST, (OVER, "(seconds / usual)[-1]")),
+        Slip("One long pause is enough to make this large. " + MOST,
+             (OVER, "(seconds / usual).amax(dim=0)")),
+        Slip("This looks only at the last step. " + MOST, (OVER, "(seconds / usual)[-1]")),
         Slip(OF_STEP, (OVER, "seconds.mean(dim=0) / seconds.mean()"),
              (OVER, "seconds.sum(dim=0) / seconds.sum(dim=0).median()"),
              (OVER, "seconds.median(dim=0).values / seconds.median(dim=0).values.median()"),
              (USUAL, "seconds[:8].median()"), (USUAL, "seconds.median()"), (USUAL, "1.0")),
         Slip("A few fast ranks don't make stragglers of the others: compare with the median rank, "
              "not with the fastest.", (USUAL, "seconds.amin(dim=1, keepdim=True)")),
-        Slip("A mean over ranks is moved by the slow ones themselves: take the median rank.",
+        Slip("The slow ranks themselves raise a mean over ranks: compare with the median rank.",
              (USUAL, "seconds.mean(dim=1, keepdim=True)")),
         Slip("Compare with the median rank, not with a faster one.",
              (USUAL, 'seconds.quantile(0.25, dim=1, keepdim=True, interpolation="lower")')),
-        Slip("Half of the ranks may be slow, and then the middle is between fast and slow: of two, "
-             "take the lower median, as torch.median does.",
+        Slip("If half of the ranks are slow, the middle lies between fast and slow: take the lower "
+             "of the two middle values, as torch.median does.",
              (USUAL, "seconds.quantile(0.5, dim=1, keepdim=True)"),
              (USUAL, 'seconds.quantile(0.5, dim=1, keepdim=True, interpolation="higher")')),
-        Slip("Slow in less than half of the steps is no straggler: take the median over the steps.",
+        Slip("A rank that is slow in less than half of the steps is not a straggler: take the "
+             "median over the steps.",
              (OVER, "(seconds / usual).quantile(0.7, dim=0)")),
-        Slip("Slow is more than half of the steps, not half of them: of two take the lower median.",
+        Slip("A straggler is slow in more than half of the steps, not in exactly half: take the "
+             "lower of the two middle values.",
              (OVER, "(seconds / usual).quantile(0.5, dim=0)"),
              (OVER, '(seconds / usual).quantile(0.5, dim=0, interpolation="higher")')),
-        Slip("Divide each rank's seconds by those of the others in the same step, not by its own.",
+        Slip("Compare each rank's seconds with the other ranks' in the same step, not with its own "
+             "in other steps.",
              (USUAL, "seconds.median(dim=0, keepdim=True).values")),
         Slip("Only the last `recent` steps count.", (LAST, ""),
              (LAST, LAST.replace("-recent:", ":recent"))),
         Slip("The slowest comes first.", ("descending=True", "descending=False"),
              (f"return {KEPT}", f"return sorted({KEPT})")),
-        Slip("There may be more than one: return all slow ranks.",
+        Slip("There can be more than one slow rank: return all of them.",
              (f"return {KEPT}", "return order[:1] if slowness.max() > threshold else []")),
         Slip("`threshold` is an argument.", ("> threshold", "> 1.2")),
         Slip("`recent` is an argument.", ("[-recent:]", "[-32:]")),
-        Slip("Return a list of ints: .tolist() makes one of a tensor.",
+        Slip("Return a list of ints, not a tensor: .tolist() converts it.",
              ("return [rank", "return [torch.tensor(rank)"),
              (f"return {KEPT}", "return slowness.gt(threshold).nonzero().flatten()"),
              (f"return {KEPT}", f"return {KEPT} or None"), torch=torch),
-        Slip("`seconds` is changed: divide into a new tensor.",
+        Slip("This changes `seconds`: put the result of the division into a new tensor.",
              ("    usual = ", "    seconds /= seconds.median()\n    usual = ")),
-        Slip("Of eight ranks none can be 3 standard deviations away from their mean, however slow "
-             "it is: compare with the median rank.",
+        Slip("Among eight ranks, none can be 3 standard deviations from the mean, however slow it "
+             "is: compare with the median rank.",
              (KEPT, "[rank for rank in order if seconds.mean(dim=0)[rank] > seconds.mean() + 3 * "
               "seconds.mean(dim=0).std(correction=0)]")),
-        Slip("Refuse seconds that have not two dimensions, or no step or rank, by a ValueError.",
+        Slip("Raise a ValueError if `seconds` does not have two dimensions, or has no steps or no "
+             "ranks.",
              (REFUSED, "False"), (REFUSED, "not seconds.numel()"), (REFUSED, "seconds.dim() != 2"),
              (REFUSED, "seconds.dim() < 2 or not seconds.numel()"),
              (REFUSED, "seconds.dim() != 2 or not len(seconds)")),
     ), hints=(
-        "All ranks may be slow together in a step, and each rank may pause in some steps. What is "
-        "different for a slow rank?",
-        "In each step compute how many times as long as the median rank each rank takes. Then "
-        "take the median of that over the steps.",
+        "All ranks can be slow in the same step, and any rank can pause in some steps. How is a "
+        "slow rank different?",
+        "In each step, divide each rank's time by that of the median rank. Then take the median of "
+        "this ratio over the steps.",
         "seconds[-recent:]; usual = seconds.median(dim=1, keepdim=True).values; slowness = "
         "(seconds / usual).median(dim=0).values; sort the ranks above the threshold",
     ))

@@ -266,104 +266,105 @@ STREAM = Proof(
            "a resume reads nothing again": READS,
            "the next state is right, too": (STATE, STATES, BYTES, RANDOM, SHARES, KIND)},
           _see, RESUMED, oracle=OneLongText,
-          note="Undisturbed it was right. Here the number of ranks changes, and a stream that has "
-               "already moved is put back."),
+          note=("Without interruptions it was right. Here the number of ranks changes, and a "
+                "stream that has already advanced is restored.")),
     mistakes=(
         # the stream
-        Slip("Each epoch has an order of its own, shuffled with seed + epoch: here the order of an "
-             "older epoch comes again.", (SEED, "(self.seed)"),
+        Slip("Each epoch has its own order, shuffled with seed + epoch: here an earlier epoch's "
+             "order is repeated.", (SEED, "(self.seed)"),
              (CACHED, "if not self.cached:", "self.cached = {epoch: (order, ends)}\n        return "
               "self.cached[epoch]",
               "self.cached = {0: (order, ends)}\n        return self.cached[0]")),
-        Slip("Another seed gives another order: seed the shuffle with seed + epoch.",
+        Slip("A different seed must give a different order: seed the shuffle with seed + epoch.",
              (SEED, "(epoch)")),
         Slip("All ranks share one stream: the shuffle must not depend on the rank.",
              (SEED, "(self.seed + epoch + self.rank)")),
-        Slip("The global random numbers are another on each rank and after each restart: give "
-             "torch.randperm a torch.Generator of its own.", (f", {DRAWN}", "")),
-        Slip("torch.manual_seed seeds the random numbers that dropout draws: use a "
-             "torch.Generator of your own.",
+        Slip("The global random state is different on each rank and after each restart: give "
+             "torch.randperm its own torch.Generator.", (f", {DRAWN}", "")),
+        Slip("torch.manual_seed also resets the random numbers for dropout: use your own "
+             "torch.Generator.",
              ("torch.Generator().manual_seed", "torch.manual_seed")),
         Slip("The documents must be shuffled.",
              (f"torch.randperm(len(self.documents), {DRAWN}).tolist()",
               "[*range(len(self.documents))]")),
-        Slip("The rest of an epoch, less than a window, is lost: let the window go on in the next "
-             "epoch.",
+        Slip("The end of an epoch, less than a window, is lost: let the window continue into the "
+             "next epoch.",
              (AT, f"epoch, number = divmod(number, {PER_EPOCH})\n        "
               f"{AT.replace('number * ', 'epoch * self.total + number * ')}\n        "
               "stop = at + self.window")),
-        Slip("A window that crosses the end of an epoch goes on in the next epoch's order.",
+        Slip("A window that crosses the end of an epoch continues in the next epoch's order.",
              (EPOCH, "(number * self.window // self.total, at % self.total)")),
         Slip("Windows do not overlap: window k begins at token k * window.",
              (AT, AT.replace("* self.window", "* (self.window - 1)").replace(
                  "(number + 1) * (self.window - 1)", "number * (self.window - 1) + self.window"))),
         Slip("Cut a document where the window ends; the rest belongs to the next window.",
              (CUT, "[offset - ends[place]:]")),
-        Slip("Begin inside of the document, where the last window has ended.",
+        Slip("Begin inside the document, where the previous window ended.",
              (CUT, "[:stop - at]")),
         # who has which windows
-        Slip("Every rank has all windows. Each takes its share: lab 00's shard_range.",
+        Slip("Here every rank has all windows. Each should take its share: use lab 00's "
+             "shard_range.",
              (ROWS_OF, "range(self.batch)")),
-        Slip("`batch` counts the windows of all ranks together, so that a step stays what it is on "
-             "another number of ranks.",
+        Slip("`batch` counts the windows of all ranks together, so that a step is the same for any "
+             "number of ranks.",
              (ROWS_OF, "range(self.rank * self.batch, (self.rank + 1) * self.batch)",
               FIRST, f"{FIRST} * self.ranks")),
-        Slip("Where ranks do not divide the batch, the first ones take one window more: else "
-             "windows are lost.",
+        Slip("If the ranks do not divide the batch, the first ones take one more window each: "
+             "otherwise windows are lost.",
              (ROWS_OF, "[self.rank + self.ranks * i for i in range(self.batch // self.ranks)]")),
-        Slip("Ranks' shares may differ by one window at most: all wait for the fullest rank.",
+        Slip("The ranks' shares must differ by at most one window: all wait for the fullest rank.",
              (ROWS_OF, "range(self.rank, self.rank + 1) if self.rank < self.ranks - 1 else "
               "range(self.rank, self.batch)")),
-        Slip("Return one tensor, (windows, window): torch.stack.",
+        Slip("Return one tensor of shape (windows, window): use torch.stack.",
              ("torch.stack([self._window(first + row) for row in rows])",
               "[self._window(first + row) for row in rows]")),
         # the state
-        Slip("This counts the windows of one rank, and another number of ranks reads them as "
-             "another place. Save what is true of the whole run: the step.",
+        Slip("This counts one rank's windows, which mean a different position for another number "
+             "of ranks. Save what is true of the whole run: the step.",
              (STEP, f'{{"windows": self.step * (self.batch // self.ranks or 1)}}',
               BACK, 'self.step = state["windows"] * self.ranks // self.batch')),
-        Slip("A state with a rank's number in it has no place for ranks that are new. Save what is "
-             "the same on all ranks.",
+        Slip("A state must not contain a rank number: new ranks have no state of their own. Save "
+             "only what is the same on all ranks.",
              (STEP, '{"rank": self.rank, "step": self.step}'),
              (STEP, '{str(self.rank): self.step}', BACK,
               'self.step = state.get(str(self.rank), 0)')),
-        Slip("The buffer is lost at a resume, and its tokens with it. The place of each window "
+        Slip("A resume loses the buffer, and its tokens with it. The position of each window "
              "follows from its number: no buffer is needed.", Buffered),
-        Slip("It begins the epoch again: the place inside of the epoch belongs to the state.",
+        Slip("This begins the epoch again: the position inside the epoch is part of the state.",
              (BACK, 'self.step = state["step"] * self.batch * self.window // self.total * '
               'self.total // (self.batch * self.window)')),
-        Slip("It begins at the start again: load_state_dict must set the place.",
+        Slip("This starts from the beginning again: load_state_dict must set the position.",
              (BACK, "pass")),
-        Slip("The step that was done last comes again: save the number of the next one.",
+        Slip("This repeats the last step: save the number of the next one.",
              (STEP, '{"step": self.step - 1}')),
-        Slip("A step is left out: save the number of the next one.",
+        Slip("This skips a step: save the number of the next one.",
              (STEP, '{"step": self.step + 1}')),
-        Slip("Set the place, do not add to it: this stream may have moved before.",
+        Slip("Set the position instead of adding to it: this stream may already have advanced.",
              (BACK, 'self.step += state["step"]')),
-        Slip("JSON must hold the state: an int, not a tensor.",
+        Slip("The state must work as JSON: save an int, not a tensor.",
              (STEP, '{"step": torch.tensor(self.step)}')),
         Slip("The state grows with the data. The order follows from seed and epoch, so it need not "
              "be saved.",
              (STEP, '{"step": self.step, "order": self._epoch(self.step * self.batch * '
               'self.window // self.total)[0] * 9}')),
-        Slip("Saving changes nothing: state_dict() may be called at any time.",
+        Slip("Saving must change nothing: state_dict() can be called at any time.",
              ("        return " + STEP, f"        state = {STEP}\n        self.step += 1\n"
               "        return state")),
         # what is read
-        Slip("A resume may not read what was read before: go to the place, do not repeat the "
-             "steps.",
+        Slip("A resume must not read old documents again: jump to the position instead of "
+             "repeating the steps.",
              (BACK, 'self.step = 0\n        for _ in range(state["step"]):\n            '
               'self.next()')),
-        Slip("This reads all documents. Their lengths are known without reading: find the "
-             "documents of a window by where they end, and read those.",
+        Slip("This reads all documents. Their lengths are known without reading: use their ends to "
+             "find a window's documents, and read only those.",
              ("            ends =", "            [self.documents[i] for i in order]\n"
               "            ends =")),
     ), hints=(
-        "Number the windows of all epochs: 0, 1, 2, ... Which tokens of the endless stream does "
-        "window k have? What of this depends on the number of ranks?",
-        "Only the step is saved. Step s has the windows s * batch to (s + 1) * batch, and a rank "
-        "takes its shard_range of them. A place in the stream is (epoch, offset) = divmod(place, "
-        "tokens of an epoch), and the documents' ends in that epoch's order say which document it "
+        "Number the windows of all epochs: 0, 1, 2, ... Which tokens of the endless stream are in "
+        "window k? Does any of this depend on the number of ranks?",
+        "Save only the step. Step s has windows s * batch to (s + 1) * batch, and each rank takes "
+        "its shard_range of them. A position in the stream is (epoch, offset) = divmod(position, "
+        "tokens per epoch), and the documents' ends in that epoch's order tell which document it "
         "is in.",
         "ends = list(itertools.accumulate(lengths in the epoch's order)); i = "
         "bisect.bisect_right(ends, offset); documents[order[i]][offset - ends[i]:][:tokens that "

@@ -114,41 +114,44 @@ ATTENTION = Proof(
              "heads that do not divide are a ValueError": ("what it raises",)},
             _see, CASES, also=REFUSED),
     mistakes=(
-        Slip("x enters three times, and each time its gradient is summed. It enters once, for q, k "
-             "and v together: enter_before(attention, enter, group).",
+        Slip("x enters three times, and its gradient is summed each time. It must enter once, for "
+             "q, k and v together: enter_before(attention, enter, group).",
              (ENTER, "    for name in 'qkv':\n"
               "        enter_before(getattr(attention, name), enter, group)\n")),
         Slip("x must enter the region: enter_before(attention, enter, group).", (ENTER, "")),
-        Slip("x has entered before q, k and v, so q takes identity.",
+        Slip("x has already entered before q, k and v, so q needs identity.",
              (QUERIES, "ColumnParallelLinear(attention.q, group)"),
              (QUERIES, "ColumnParallelLinear(attention.q, group, enter)")),
-        Slip("Use the `enter` that is handed in: x may come by tokens.",
+        Slip("Use the `enter` that was passed in: x may arrive split by tokens.",
              (ENTER, ENTER.replace(", enter,", ", copy_to_region,"))),
-        Slip("The ranks may not divide the key heads: then several share one, and its gradient is "
-             "the sum of theirs. KeyValueHeads does that.",
+        Slip("If the number of ranks does not divide the key heads, several ranks share one, and "
+             "its gradient is summed over them. KeyValueHeads does that.",
              (KEYS, "attention.k = ColumnParallelLinear(attention.k, group, identity)",
               VALUES, "attention.v = ColumnParallelLinear(attention.v, group, identity)")),
-        Slip("Neighbours share a key head: query head h reads head h // (H // KV).",
+        Slip("Neighbouring query heads share a key head: query head h reads key head h // (H // "
+             "KV).",
              (NEEDED, "[head % KV for head in shard_range(H, rank, R)]")),
-        Slip("`needed` is in the order of this rank's query heads.", (NEEDED, f"{NEEDED}[::-1]")),
-        Slip("`needed` has a key head for each query head of this rank, the same one again where "
-             "they share it.",
+        Slip("`needed` must follow the order of this rank's query heads.",
+             (NEEDED, f"{NEEDED}[::-1]")),
+        Slip("`needed` must list a key head for each query head of this rank, repeated where query "
+             "heads share it.",
              (NEEDED, "list(shard_range(KV, rank, R))"), (NEEDED, f"sorted(set({NEEDED}))")),
-        Slip("A rank needs the key heads of its own query heads only: shard_range(H, rank, R).",
+        Slip("A rank needs only the key heads of its own query heads: shard_range(H, rank, R).",
              (NEEDED, NEEDED.replace("shard_range(H, rank, R)", "range(H)"))),
-        Slip("v needs the same heads as k: `needed`, for both.",
+        Slip("v needs the same heads as k: use `needed` for both.",
              (VALUES, VALUES.replace("needed", "[0] * len(needed)"))),
-        Slip("v is a matrix of its own: cut attention.v.",
+        Slip("v has its own matrix: split attention.v.",
              (VALUES, "attention.v = attention.k")),
-        Slip("The output leaves by `leave`: hand it to out.",
+        Slip("Pass `leave` to out: the output must leave through it.",
              (OUT, "RowParallelLinear(attention.out, group)")),
-        Slip("out has this rank's heads as its inputs: it is a row layer.",
+        Slip("The inputs of out are this rank's heads, so out is a row layer.",
              (OUT, "ColumnParallelLinear(attention.out, group)")),
-        Slip("A rank has whole heads: refuse H that the ranks do not divide. (The layers count "
-             "rows, and D rows are a head.)", (REFUSE, "if H % KV:")),
-        Slip("Each key head is read by equally many query heads: refuse KV that does not divide H.",
+        Slip("A rank holds whole heads: refuse an H that R does not divide. (The layers only check "
+             "rows, and each head has D rows.)", (REFUSE, "if H % KV:")),
+        Slip("Each key head is read by the same number of query heads: refuse a KV that does not "
+             "divide H.",
              (REFUSE, "if H % R:")),
-        Slip("Return the attention, too.", ("    return attention\n", "")),
+        Slip("Return `attention` as well.", ("    return attention\n", "")),
         Slip("Change `attention` in place: the caller keeps it.",
              ("    D, rank, R", "    attention = copy.deepcopy(attention)\n    D, rank, R"),
              copy=copy),
@@ -158,8 +161,8 @@ ATTENTION = Proof(
              (QUERIES, QUERIES.replace("group", "None"))),
     ), hints=(
         "Which query heads does this rank have, and which key head does each of them read?",
-        "q is a column layer whose x is there already (identity), k and v are KeyValueHeads, out "
-        "is a row layer. x enters before all three, once.",
+        "q is a column layer whose x has already entered (identity); k and v are KeyValueHeads; "
+        "out is a row layer. x enters once, before q, k and v.",
         "needed = [head // (H // KV) for head in shard_range(H, rank, R)]; attention.k = "
         "KeyValueHeads(attention.k, needed, D, group); enter_before(attention, enter, group)",
     ))

@@ -100,35 +100,36 @@ DROPOUT_SEEDS = Proof(
            "runs with other seeds share none; nothing is sent, or drawn": TWICE[2:]},
           _see, CASES, oracle=no_seeds),
     mistakes=(
-        Slip("Runs whose seeds are next to each other share numbers: leave room for all seeds of a "
-             "run before the next, seed * SPREAD.",
+        Slip("Runs with adjacent seeds would share numbers: use seed * SPREAD, which leaves room "
+             "for all seeds of one run before the next.",
              (FIRST, FIRST.replace("seed * SPREAD", "seed")),
              (FIRST, FIRST.replace("SPREAD", "1000")), (FIRST, FIRST.replace("SPREAD", "10"))),
-        Slip("Data ranks have other rows, so each needs other seeds: data_rank is missing.",
+        Slip("Data ranks have different rows, so each needs its own seeds: data_rank is missing.",
              (FIRST, "seed * SPREAD")),
-        Slip("A data rank needs tensor_ranks + 1 numbers, one shared and one for each tensor rank: "
-             "data_rank * (tensor_ranks + 1) is the first.",
+        Slip("Each data rank needs tensor_ranks + 1 numbers, one shared and one for each tensor "
+             "rank. They start at offset data_rank * (tensor_ranks + 1).",
              (FIRST, "seed * SPREAD + data_rank * tensor_ranks"),
              (FIRST, "seed * SPREAD + data_rank"), (FIRST, "seed * SPREAD + data_rank * 8"),
              (FIRST, "seed * SPREAD + data_rank * 9"),
              (FIRST, "seed * SPREAD + data_rank + tensor_ranks")),
-        Slip("Tensor rank 0 has the shared seed as its own: own seeds begin at first + 1.",
+        Slip("Tensor rank 0 gets the shared seed as its own: own seeds must begin at first + 1.",
              (OWN, "first + tensor_rank")),
-        Slip("own must be another one on every tensor rank.", (OWN, "first + 1"),
+        Slip("own must be different on every tensor rank.", (OWN, "first + 1"),
              ("first + 1 + tensor_rank", "first + tensor_ranks")),
-        Slip("shared must not use tensor_rank: all ranks must drop the same of what they all hold.",
+        Slip("shared must not depend on tensor_rank: all ranks must drop the same places of the "
+             "tensors they all hold.",
              ("return first,", "return first + tensor_rank,"),
              ("return first,", "return first - tensor_rank,"),
              (f"return first, {OWN}", f"return {OWN}, first")),
-        Slip("Nothing is drawn here: torch's generator is the caller's. Compute seeds from the "
+        Slip("Leave torch's generator alone: it belongs to the caller. Compute the seeds from the "
              "arguments.", (OWN, "torch.randint(2**31, ()).item()"),
              ("    first =", "    torch.manual_seed(seed)\n    first =")),
-        Slip("Seeds follow from the arguments alone: the same call has the same seeds.",
+        Slip("Seeds must depend only on the arguments: the same call must return the same seeds.",
              (OWN, "random.getrandbits(40)"), random=random),
-        Slip("torch.manual_seed takes whole numbers: int, no tensor and no float.",
+        Slip("Seeds for torch.manual_seed are whole numbers: return ints, not tensors or floats.",
              (f"return first, {OWN}", f"return torch.tensor(first), torch.tensor({OWN})"),
              (f"return first, {OWN}", f"return float(first), float({OWN})")),
-        Slip("torch.manual_seed takes numbers below 2**63.",
+        Slip("Keep the seeds below 2**63 for torch.manual_seed.",
              (FIRST, f"({FIRST}) * 2**60")),
     ), hints=(
         "How many different seeds does one data_rank need?",

@@ -13,10 +13,10 @@ from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.tensor_parallel.split import split_of
 
-IN_GROUPS = "On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."
+IN_GROUPS = "It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."
 COST = ("bytes sent in forward", "messages in forward", "bytes sent in backward",
         "messages in backward")
-GROUP = "Hand `group` on to all that sends, and to get_rank and get_world_size."
+GROUP = "Pass `group` on to every call that communicates, and to get_rank and get_world_size."
 
 
 def in_one_process(*_, **__):

@@ -156,18 +156,21 @@ ROWS, BIAS_ROWS = (f"split_parameter(linear.{name}, 0, group, parts)" for name i
                    ("weight", "bias"))
 KEEP = "self.group, self.enter = group, enter"
 CHUNK = "linear.{}.chunk(dist.get_world_size(group), {})[dist.get_rank(group)]"
-SUBMODULE = ("self.linear = linear makes it a submodule, so that the whole weight is a parameter "
-             "of this layer, too.")
+SUBMODULE = ("self.linear = linear registers a submodule, so the whole weight becomes a parameter "
+             "of this layer as well.")
 TRAINED = "linear.weight.requires_grad"
-WHOLE_STAYS = "It keeps `linear`, and so the whole weight in memory. Keep this rank's parts only."
-SPEC = ("The gradient's norm and checkpoints ask split_of(parameter). split_parameter makes a "
-        "parameter that knows, and that is frozen where linear's is.")
+WHOLE_STAYS = ("A reference to `linear` keeps the whole weight in memory. Keep only this rank's "
+               "parts.")
+SPEC = ("The gradient norm and checkpoints read split_of(parameter), which is None here. "
+        "split_parameter records the split, and keeps requires_grad.")
 VIEW = "A chunk is a view: it keeps the whole weight in memory. split_parameter makes a copy."
-DETACHED = "The parameter of a detached tensor is frozen. Hand the Parameter itself on."
-CALLERS = "`linear` is the caller's: leave it as it is."
-DIVIDE = "Refuse sizes that the ranks do not divide: split_parameter does."
-TYPE = "Compute in x's type: float64 stays float64."
-NO_BIAS = "There may be no bias: then it is None."
+DETACHED = ("A detached tensor does not require grad, so the new parameter is frozen. Pass the "
+            "Parameter itself.")
+CALLERS = "`linear` belongs to the caller: do not modify it."
+DIVIDE = ("The remainder is dropped silently. Refuse sizes that the number of ranks does not "
+          "divide, as split_parameter does.")
+TYPE = "Compute in x's dtype: float64 must stay float64."
+NO_BIAS = "If `linear` has no bias, self.bias is None."
 COLUMN = Proof(
     ColumnParallelLinear,
     *stages({"this rank's outputs, and all gradients: as in one process, on 4 ranks": (),
@@ -176,16 +179,18 @@ COLUMN = Proof(
              (*MEMORY, *COST), "10 outputs on 4 ranks are an error": ("what it raises",)},
             _see_columns, COLUMN_CASES, also=(UNEVEN,)),
     mistakes=(
-        Slip("x enters by self.enter(x, self.group). Otherwise its gradient is this rank's part.",
+        Slip("x must enter through self.enter(x, self.group). Otherwise its gradient is only this "
+             "rank's part.",
              (ENTER, "x")),
         Slip("torch's weight is (out, in): outputs are its rows, dim 0.",
              (ROWS, "split_parameter(linear.weight, 1, group, parts)")),
-        Slip("A column layer cuts the bias, too: it has a number for each output.",
+        Slip("A column layer splits the bias as well: it has one number per output.",
              (BIAS_ROWS, "linear.bias")),
-        Slip("`parts` are lost: split_parameter takes them, for weight and bias.",
+        Slip("`parts` must reach split_parameter, for both the weight and the bias.",
              (ROWS, ROWS.replace(", parts", ""), BIAS_ROWS, BIAS_ROWS.replace(", parts", "")),
              (ROWS, ROWS.replace(", parts", "")), (BIAS_ROWS, BIAS_ROWS.replace(", parts", ""))),
-        Slip("Use the `enter` that is handed in: x may be there already, or come by tokens.",
+        Slip("Use the `enter` that was passed in: x may already be in the region, or arrive split "
+             "by tokens.",
              (ENTER, "copy_to_region(x, self.group)"),
              (KEEP, "self.group, self.enter = group, copy_to_region")),
         Slip(SUBMODULE, (KEEP, f"{KEEP}\n        self.linear = linear")),
@@ -207,9 +212,9 @@ COLUMN = Proof(
               "0, x.shape[:2])")),
         Slip(CALLERS, ("self.weight = split", "self.weight = linear.weight = split")),
         Slip(TYPE, ("self.weight, self.bias)", "self.weight, self.bias).float()")),
-        Slip("x enters twice, and so its gradient is summed twice.",
+        Slip("x enters twice, so its gradient is summed twice.",
              (ENTER, "self.enter(self.enter(x, self.group), self.group)")),
-        Slip("Return this rank's outputs: the next layer's inputs are cut alike.",
+        Slip("Return only this rank's outputs: the next layer's inputs are split the same way.",
              (f"F.linear({ENTER}, self.weight, self.bias)",
               f"gather_outputs(F.linear({ENTER}, self.weight, self.bias), self.group)"),
              gather_outputs=gather_outputs),
@@ -219,8 +224,9 @@ COLUMN = Proof(
                           "linear.bias", "linear.bias[:divisible(len(linear.bias), group)]")),
              divisible=divisible),
     ), hints=(
-        "Which numbers of weight and bias does one output need?",
-        "weight is (out, in): outputs are rows, dim 0, also in the bias. x enters by self.enter.",
+        "Which elements of the weight and the bias does one output need?",
+        "weight is (out, in): outputs are rows, dim 0, in the bias as well. x enters through "
+        "self.enter.",
         "self.weight = split_parameter(linear.weight, 0, group, parts); bias likewise; forward: "
         "F.linear(self.enter(x, self.group), self.weight, self.bias)",
     ))
@@ -260,37 +266,39 @@ ROW = Proof(
         Slip("Each rank adds the bias before the sum, so y gets it R times. Add it once, after the "
              "sum.",
              (LEAVE, "self.leave(F.linear(x, self.weight, self.bias), self.group)", RETURN, "y")),
-        Slip("One rank adds the bias for all, so the others get no gradient of it. Each rank adds "
-             "the whole bias, after the sum.",
+        Slip("Only one rank adds the bias, so the others get no gradient for it. Each rank must "
+             "add the whole bias, after the sum.",
              (LEAVE, "self.leave(F.linear(x, self.weight, self.bias if dist.get_rank(self.group) "
               "== 0 else None), self.group)", RETURN, "y")),
-        Slip("Each rank adds 1/R of the bias to the sum, so it gets 1/R of its gradient. Add the "
-             "whole bias, after the sum.",
+        Slip("Each rank adds 1/R of the bias before the sum, so the bias gets 1/R of its gradient. "
+             "Add the whole bias, after the sum.",
              (LEAVE, "self.leave(F.linear(x, self.weight, None if self.bias is None else self.bias "
               "/ dist.get_world_size(self.group)), self.group)", RETURN, "y")),
-        Slip("The bias is linear.bias itself; a copy is another Parameter, which nobody else "
-             "trains.",
+        Slip("Keep linear.bias itself: a copy is a new Parameter, unknown to anything that already "
+             "holds linear.bias.",
              ("self.bias = linear.bias", "self.bias = None if linear.bias is None else torch.nn."
               "Parameter(linear.bias.detach().clone(), linear.bias.requires_grad)")),
         Slip(SUBMODULE, (KEEP_ROW, f"{KEEP_ROW}\n        self.linear = linear")),
         Slip(WHOLE_STAYS, (KEEP_ROW, f"{KEEP_ROW}\n        self.whole = [linear]")),
-        Slip("y is this rank's part of the sum. It leaves by self.leave(y, self.group).",
+        Slip("y is only this rank's part of the sum. It must leave through self.leave(y, "
+             "self.group).",
              (LEAVE, "F.linear(x, self.weight)")),
         Slip("torch's weight is (out, in): inputs are its columns, dim 1.",
              (COLUMNS, "split_parameter(linear.weight, 0, group)")),
-        Slip("The bias passes through self.outside(self.bias, self.group): where each rank has its "
-             "own tokens, that sums its gradient.", (OUTSIDE, "self.bias")),
-        Slip("Use the `outside` that is handed in: where all ranks have all tokens, the bias's "
+        Slip("Pass the bias through self.outside(self.bias, self.group): where each rank has its "
+             "own tokens, that sums the bias's gradient.", (OUTSIDE, "self.bias")),
+        Slip("Use the `outside` that was passed in: where all ranks have all tokens, the bias's "
              "gradient needs no sum.", (OUTSIDE, "copy_to_region(self.bias, self.group)")),
-        Slip("Use the `leave` that is handed in: y may leave by tokens.",
+        Slip("Use the `leave` that was passed in: outside the region, y may be split by tokens.",
              (LEAVE, "reduce_from_region(F.linear(x, self.weight), self.group)")),
         Slip("A row layer keeps the bias whole: each rank has all outputs.",
              ("self.bias = linear.bias", "self.bias = split_parameter(linear.bias, 0, group)")),
-        Slip("Nothing enters here: each rank has its own inputs, and all of their gradient.",
+        Slip("x needs no copy_to_region: each rank has its own inputs, and their complete "
+             "gradient.",
              ("F.linear(x,", "F.linear(copy_to_region(x, self.group),")),
         Slip(GROUP, (LEAVE, "self.leave(F.linear(x, self.weight))"),
              (COLUMNS, "split_parameter(linear.weight, 1)")),
-        Slip("`outside` needs the group, too: self.outside(self.bias, self.group).",
+        Slip("`outside` needs the group as well: self.outside(self.bias, self.group).",
              (OUTSIDE, "self.outside(self.bias)")),
         Slip(NO_BIAS, (RETURN, f"y + {OUTSIDE}")),
         Slip("The bias is missing. Add it after the sum.", (RETURN, "y")),
@@ -308,8 +316,10 @@ ROW = Proof(
                                                "linear.weight.shape[1], group)]")),
              divisible=divisible),
     ), hints=(
-        "Each rank has some inputs of every output. What is missing, and when is the bias added?",
-        "weight is cut in dim 1. y = the sum over ranks of x @ weight.T; then the bias, once.",
+        "Each rank has some of the inputs of every output. What is missing, and when is the bias "
+        "added?",
+        "weight is split along dim 1. y is the sum over ranks of x @ weight.T; then add the bias, "
+        "once.",
         "split_parameter(linear.weight, 1, group); self.bias = linear.bias; forward: y = self.leave"
         "(F.linear(x, self.weight), self.group), and y + self.outside(self.bias, self.group)",
     ))

@@ -110,38 +110,46 @@ NORM = Proof(
              "twice in a row, and afterwards the norm is as before": (),
              "one all-reduce for each parameter, in backward": COST}, _see, CASES),
     mistakes=(
-        Slip("Each rank knows only the gradient from its own tokens, so its weight would drift. "
-             "Pass all of the norm's parameters through copy_to_region.", (CALL, "norm(x)"),
+        Slip("Each rank knows only the gradient from its own tokens, so the ranks' weights would "
+             "drift apart. Pass all of the norm's parameters through copy_to_region.",
+             (CALL, "norm(x)"),
              (ALL, f"{ALL} if name == 'weight'"), (ALL, f"{ALL} if name == 'bias'")),
-        Slip("No other rank has these tokens, so x needs no sum. The norm's parameters do.",
+        Slip("No other rank has these tokens, so x's gradient needs no sum. The gradients of the "
+             "norm's parameters do.",
              (CALL, "functional_call(norm, parameters, copy_to_region(x, group))"),
              (CALL, "norm(copy_to_region(x, group))")),
         Slip(GROUP, (ENTERED, "copy_to_region(p)")),
-        Slip("The norm is not always a LayerNorm, and it has an eps of its own: "
-             "functional_call(norm, parameters, x).",
+        Slip("The norm is not always a LayerNorm, and it has its own eps: functional_call(norm, "
+             "parameters, x).",
              (CALL, "F.layer_norm(x, x.shape[-1:], parameters['weight'], parameters.get('bias'))"),
              F=F),
-        Slip("Do not divide by R: in forward the norm's parameters are as they were.",
+        Slip("Do not divide by R: forward must use the norm's parameters unchanged.",
              (ENTERED, f"{ENTERED} / dist.get_world_size(group)"), dist=dist),
-        Slip("copy_to_region sums parts of a gradient: a mean is not wanted.",
+        Slip("Each rank has a part of the gradient: sum the parts, as copy_to_region does, without "
+             "taking a mean.",
              (ENTERED, "RegionFunction.apply(p, group, identity, mean)"),
              RegionFunction=RegionFunction, identity=identity, mean=mean),
         Slip("A detached parameter gets no gradient.",
              (ENTERED, "copy_to_region(p.detach(), group)")),
-        Slip("A norm looks at one token at a time, so no tokens are gathered.",
+        Slip("A norm looks at one token at a time, so there is no need to gather tokens.",
              (CALL, "scatter(functional_call(norm, parameters, gather(x, group)), group)"),
              (CALL, "scatter(norm(gather(x, group)), group)"),
              gather=gather_tokens, scatter=scatter_tokens),
-        Slip("A hook on the norm's own parameter stays there, and every call adds one more. "
-             "functional_call(norm, {name: tensor}, x) leaves the norm alone.", hooks_that_stay),
-        Slip("A hook on the norm's own parameter stays there, when the norm is used by itself. "
-             "functional_call(norm, {name: tensor}, x) leaves it alone.", one_hook_that_stays),
-        Slip("A frozen parameter has no gradient to sum, and takes no hook.", hooks_on_frozen),
-        Slip("torch lets nobody put a tensor in a Parameter's place: functional_call(norm, {name: "
-             "tensor}, x) computes with other tensors.", assigned),
-        Slip("There may be no bias: take what norm.named_parameters() has.", weight_and_bias),
+        Slip("A hook on the norm's own parameter stays there, and every call adds another. "
+             "functional_call(norm, {name: tensor}, x) leaves the norm unchanged.",
+             hooks_that_stay),
+        Slip("A hook on the norm's own parameter stays, and still runs when the norm is used by "
+             "itself. functional_call(norm, {name: tensor}, x) leaves the norm unchanged.",
+             one_hook_that_stays),
+        Slip("A frozen parameter has no gradient to sum, and registering a hook on it fails.",
+             hooks_on_frozen),
+        Slip("torch does not let you put a tensor in a Parameter's place: functional_call(norm, "
+             "{name: tensor}, x) computes with other tensors instead.", assigned),
+        Slip("The norm might have no bias: use whatever norm.named_parameters() yields.",
+             weight_and_bias),
     ), hints=(
-        "The weight is the same on all ranks. From which tokens does a rank know its gradient?",
-        "The weight enters as x enters a region: unchanged, and with a gradient that is summed.",
+        "The weight is the same on all ranks. From which tokens does one rank know the weight's "
+        "gradient?",
+        "The weight enters as x enters a region: unchanged, but its gradient is summed.",
         "functional_call(norm, {name: copy_to_region(p, group), ... of named_parameters()}, x)",
     ))

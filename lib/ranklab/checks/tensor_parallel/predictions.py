@@ -19,7 +19,7 @@ PREDICTIONS = (
                   8: "f sends in backward alone, g in forward alone",
                   6: "x enters once for q, k and v: not three times",
                   1: "attention and MLP are a region each, and backward sends, too"},
-        why="Attention and MLP are a region each: g forward, f backward.",
+        why="Attention and the MLP are one region each: g sends in forward, f in backward.",
     ),
     Prediction(
         "tp_layer_mb", solution="4 * 2 * 7 / 8 * 8 * 1024 * 4096 * 2 / 1e6", unit="MB",
@@ -43,7 +43,7 @@ PREDICTIONS = (
     ),
     Prediction(
         "tp_loss_kb", solution="12 * 8192 / 1e3", unit="KB", answer=lambda: (4 + 8) * 8192 / 1e3,
-        hint="Which numbers of a target must all ranks know? They are float32.",
+        hint="Which numbers must all ranks know for each target? They are float32.",
         mistakes={2 * LOGITS / 1e3: "those are the logits in bf16, which no rank gathers",
                   4 * LOGITS / 1e3: "those are the logits, which no rank gathers",
                   8 * 8192 / 1e3: "the largest logit must travel, too, otherwise exp is infinite",
@@ -83,6 +83,6 @@ PREDICTIONS = (
             "lambda width, flops, bandwidth: width * bandwidth / flops":
                 "that is attention's 4 width^2 alone; the MLP has 8 width^2 more",
         },
-        why="T has cancelled out: more tokens do not help, a wider model does.",
+        why="T cancels out: more tokens do not help, but a wider model does.",
     ),
 )

@@ -12,7 +12,7 @@ from ranklab.checks.tensor_parallel.inputs import (
 )
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 
-STRIDES = ("clone() keeps the strides, and numbers travel in their order in memory: "
+STRIDES = ("clone() keeps the strides, and numbers are sent in the order they have in memory: use "
            "clone(memory_format=torch.contiguous_format).")
 
 
@@ -141,10 +141,10 @@ COPY = Proof(
     mistakes=(
         Slip("Each rank knows only a part of x's gradient: backward must sum the parts over ranks.",
              (COPY_CALL, "x"), _backward("identity")),
-        Slip("It is the wrong way round: every rank has x already, so forward sums nothing. "
-             "Gradients are summed, in backward.",
+        Slip("This is the wrong way round: every rank already has x, so forward sums nothing. Sum "
+             "the gradients, in backward.",
              (COPY_CALL, "RegionFunction.apply(x, group, all_reduce_sum, identity)")),
-        Slip("Backward is right, but forward sums x, too. Every rank has x already.",
+        Slip("Backward is right, but forward sums x as well. Every rank already has x.",
              (COPY_CALL, "RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)")),
         Slip(GROUP, (COPY_CALL, "RegionFunction.apply(x, None, identity, all_reduce_sum)")),
         Slip("Sum the gradients, and don't divide: they are parts of one sum.",
@@ -155,29 +155,33 @@ COPY = Proof(
               "all_reduce_sum), group, identity, all_reduce_sum)"),
              _backward("lambda x, group: summed(summed(x, group), group)"),
              summed=summed),
-        Slip("x keeps its type.",
+        Slip("x must keep its dtype.",
              (COPY_CALL, "RegionFunction.apply(x.float(), group, identity, all_reduce_sum)")),
-        Slip("all_reduce works in place, and others still read the gradient that backward gets. "
-             "Give it a clone().", _backward("summed_in_place"), summed_in_place=summed_in_place),
-        Slip("detach() cuts x off: no gradient comes back to it.",
+        Slip("all_reduce works in place, but other code still reads the gradient that backward "
+             "receives. Give all_reduce a clone().", _backward("summed_in_place"),
+             summed_in_place=summed_in_place),
+        Slip("detach() cuts x out of the graph: no gradient comes back to it.",
              (COPY_CALL, "RegionFunction.apply(x.detach().requires_grad_(), group, identity, "
               "all_reduce_sum)")),
-        Slip("A hook on x itself sees the gradients from outside, too, and every call adds one. "
-             "Hook x.view_as(x), or write an autograd.Function.", hook_on_x),
-        Slip("x may need no gradient, as behind a frozen embedding. Then there is nothing to hook.",
+        Slip("A hook on x itself also sees gradients from outside, and every call adds another "
+             "hook. Hook x.view_as(x), or write an autograd.Function.", hook_on_x),
+        Slip("x may not need a gradient, for example after a frozen embedding. Then there is "
+             "nothing to hook.",
              hook_where_x_is_frozen),
-        Slip("Forward hands on x as it is.",
+        Slip("Forward must pass x on unchanged.",
              (COPY_CALL, "RegionFunction.apply(x.clone().zero_(), group, identity, "
               "all_reduce_sum)")),
-        Slip("The gradients are added: ReduceOp.SUM, the default.",
+        Slip("Add the gradients: use ReduceOp.SUM, the default.",
              _backward("largest"), largest=largest),
-        Slip("Every rank needs the sum, not one of them: all_reduce.",
+        Slip("Every rank needs the sum, not just one of them: use all_reduce.",
              _backward("on_one_rank"), on_one_rank=on_one_rank),
-        Slip("All gradients are gathered, and then added. An all-reduce sends less.",
+        Slip("This gathers all gradients, and then adds them. An all-reduce sends less.",
              _backward("gathered_and_added"), gathered_and_added=gathered_and_added),
     ), hints=(
-        "All ranks read the same x, each for its part. What does each rank know of x's gradient?",
-        "In forward x goes on as it is. In backward the ranks' gradients are parts of one sum.",
+        "All ranks read the same x, each for its own part. What does each rank know about x's "
+        "gradient?",
+        "In forward, x is passed on unchanged. In backward, the ranks' gradients are parts of one "
+        "sum.",
         "return RegionFunction.apply(x, group, identity, ...), with `all_reduce_sum` at the end",
     ))
 
@@ -220,44 +224,49 @@ REDUCE = Proof(
              "one all-reduce in forward, nothing in backward": COST},
             _see_reduce, CASES),
     mistakes=(
-        Slip("Nothing is summed: the ranks' x are parts of one sum.",
+        Slip("Nothing is summed, but each rank's x is one part of a sum.",
              (REDUCE_CALL, "x"), _forward("identity")),
-        Slip("It is the wrong way round: the sum over ranks is in forward, and backward hands the "
+        Slip("This is the wrong way round: forward must sum over ranks, and backward must pass the "
              "gradient on.", (REDUCE_CALL, "RegionFunction.apply(x, group, identity, "
                               "all_reduce_sum)")),
-        Slip("Outside, all ranks have the same gradient, so backward hands it on as it is. "
-             "(torch.distributed.nn's all_reduce sums it again: there each rank has its own loss.)",
+        Slip("Outside, all ranks have the same gradient, so backward passes it on unchanged. "
+             "(torch.distributed.nn's all_reduce sums it again, because it assumes that each rank "
+             "has its own loss.)",
              (REDUCE_CALL, "RegionFunction.apply(x, group, all_reduce_sum, all_reduce_sum)"),
              (REDUCE_CALL, "torch.distributed.nn.all_reduce(x, group=group or dist.group.WORLD)")),
         Slip(GROUP, (REDUCE_CALL, "RegionFunction.apply(x, None, all_reduce_sum, identity)")),
         Slip("Sum, and don't divide: y = x_0 + x_1 + ...",
              (REDUCE_CALL, "RegionFunction.apply(x / dist.get_world_size(group), group, "
               "all_reduce_sum, identity)")),
-        Slip("It is a mean; the sum is wanted.", _forward("mean"), mean=mean),
-        Slip("The derivative of y = x_0 + x_1 + ... by each x is 1, not 1/R.",
+        Slip("This is the mean; return the sum.", _forward("mean"), mean=mean),
+        Slip("The derivative of y = x_0 + x_1 + ... with respect to each x is 1, not 1/R.",
              (REDUCE_CALL, "RegionFunction.apply(x, group, all_reduce_sum, of_this_rank)"),
              of_this_rank=of_this_rank),
-        Slip("all_reduce works in place, and others may still read x. Give it a clone().",
+        Slip("all_reduce works in place, but other code may still read x. Give all_reduce a "
+             "clone().",
              _forward("summed_in_place"), summed_in_place=summed_in_place),
-        Slip("x is cut off, so no gradient comes back to it. all_reduce alone knows no backward.",
+        Slip("x is cut out of the graph, so no gradient comes back to it. all_reduce on its own "
+             "has no backward.",
              (REDUCE_CALL, "RegionFunction.apply(x.detach(), group, all_reduce_sum, identity)"),
              (REDUCE_CALL, "all_reduce_sum(x.detach(), group)")),
-        Slip("x keeps its type.",
+        Slip("x must keep its dtype.",
              (REDUCE_CALL, "RegionFunction.apply(x.float(), group, all_reduce_sum, identity)")),
         Slip(STRIDES, _forward("summed_as_it_lies"), summed_as_it_lies=summed_as_it_lies),
-        Slip("x + (sum - x) rounds, on each rank in another way, and ranks must have the same "
+        Slip("x + (sum - x) rounds differently on each rank, but all ranks must have the same "
              "bits.", added_around_x),
-        Slip("It is summed twice. One all-reduce is enough.",
+        Slip("x is summed twice. One all-reduce is enough.",
              (REDUCE_CALL, "RegionFunction.apply(RegionFunction.apply(x, group, all_reduce_sum, "
               "identity), group, all_reduce_sum, identity)")),
-        Slip("The sum is wanted: ReduceOp.SUM, the default.", _forward("largest"), largest=largest),
-        Slip("Every rank needs the sum, not one of them: all_reduce.", _forward("on_one_rank"),
+        Slip("Return the sum: use ReduceOp.SUM, the default.", _forward("largest"),
+             largest=largest),
+        Slip("Every rank needs the sum, not just one of them: use all_reduce.",
+             _forward("on_one_rank"),
              on_one_rank=on_one_rank),
-        Slip("All x are gathered, and then added. An all-reduce sends less.",
+        Slip("This gathers every rank's x, and then adds them. An all-reduce sends less.",
              _forward("gathered_and_added"), gathered_around_x,
              gathered_and_added=gathered_and_added),
     ), hints=(
-        "y = y0 + y1 + ...: what is the derivative by y0?",
+        "y = y0 + y1 + ...: what is its derivative with respect to y0?",
         "It is copy_to_region the other way round: the sum is in forward.",
         "return RegionFunction.apply(x, group, the sum over ranks, identity)",
     ))

@@ -147,63 +147,67 @@ LOSS = Scored(
              f"at most {BYTES} bytes a target in {MESSAGES} messages; backward sends nothing":
              ("bytes", "messages", *COST)}, _see_loss, LOSSES, also=(COUNTED,)),
     mistakes=(
-        Slip("Each rank subtracts its own largest logit, so their sums of exp can't be added. "
-             "Subtract the largest of all ranks: ReduceOp.MAX.", (LARGEST, "")),
-        Slip("Subtract the largest logit of all ranks before exp: it is infinite otherwise, or 0.",
+        Slip("Each rank subtracts its own largest logit, so the sums of exp can't be added. "
+             "Subtract the largest over all ranks: ReduceOp.MAX.", (LARGEST, "")),
+        Slip("Subtract the largest logit of all ranks before exp, which otherwise overflows to "
+             "infinity or underflows to 0.",
              (SHIFTED, "logits = logits - 0 * largest[:, None]")),
-        Slip("The largest logit may be negative. Subtract it, whatever its sign.",
+        Slip("The largest logit can be negative. Subtract it whatever its sign.",
              ("logits.detach().amax(-1)", "logits.detach().amax(-1).clamp(min=0)")),
-        Slip("The largest logit is subtracted from all logits, also from the target's, so that the "
-             "loss stays the same.",
+        Slip("The loss stays the same only if the largest logit is subtracted once from every "
+             "logit, including the target's.",
              (END, END.replace("target_logit)", "target_logit - largest)")),
              (OF_TARGET, f"(logits + largest[:, None]){OF_TARGET.removeprefix('logits')}")),
-        Slip("Which rank has the target's logit? Only there it counts; put 0 elsewhere, before the "
+        Slip("Which rank has the target's logit? It counts only there: put 0 elsewhere, before the "
              "sum.", (OF_TARGET, OF_TARGET.removesuffix(".masked_fill(mask, 0)"))),
-        Slip("The loss is 0 where a target is IGNORE. Nothing is 0 by itself there.",
+        Slip("The loss must be 0 where a target is IGNORE. That does not happen by itself.",
              (END, END.removesuffix(".masked_fill(targets == IGNORE, 0)"))),
-        Slip("The loss of bfloat16 logits is float32: begin with logits.float(), and end there.",
+        Slip("The loss of bfloat16 logits is float32: convert with logits.float() first, and do "
+             "not convert back.",
              ("logits = logits.float()", "logits = logits * 1"),
              (END, f"{END}.to(dtype)", "logits = logits.float()",
               "dtype, logits = logits.dtype, logits.float()")),
-        Slip("Here all ranks have the same loss, so a sum over ranks hands its gradient on as it "
-             "is: reduce_from_region.",
+        Slip("All ranks have the same loss here, so the gradient passes through the sum unchanged: "
+             "use reduce_from_region.",
              (SUM, SUM.replace("reduce_from_region", "summed_both_ways")),
              summed_both_ways=summed_both_ways),
-        Slip("The log is there; the target's logit must be subtracted.",
+        Slip("Only the log is returned: subtract the target's logit from it.",
              (END, END.replace(" - target_logit", ""))),
         Slip("The sign is wrong: the loss is the log minus the target's logit.",
              (END, f"-{END}"), (END, END.replace("total.log() - target_logit",
                                                  "target_logit - total.log()"))),
-        Slip("Nothing is summed over ranks: the sum of exp has this rank's columns only.",
+        Slip("Nothing is summed over ranks: the sum of exp covers only this rank's columns.",
              (SUM, "total, target_logit = sums")),
-        Slip("The target's logit is on one rank. All need it: sum it as well.",
+        Slip("The target's logit is on one rank only, but all ranks need it: sum it as well.",
              (SUM, "total = reduce_from_region(sums[0], group)")),
-        Slip("The sum of exp has this rank's columns only: sum it over ranks, too.",
+        Slip("The sum of exp covers only this rank's columns: sum it over ranks as well.",
              (SUM, "total, target_logit = sums[0], reduce_from_region(sums[1], group)")),
-        Slip("The ranks' sums of exp are added before the log: log(a) + log(b) is no log(a + b).",
+        Slip("Add the ranks' sums of exp before taking the log: log(a) + log(b) is not log(a + b).",
              (SUMS, SUMS.replace(".sum(-1)", ".sum(-1).log()"), END,
               END.replace("total.log()", "total"))),
-        Slip("It is a sum over ranks, no mean.",
+        Slip("Sum over ranks; do not take the mean.",
              (SUM, f"{SUM} / dist.get_world_size(group)")),
-        Slip("R may not divide the columns: the first ranks have one more, as shard_range says.",
+        Slip("R might not divide the columns: the first ranks then have one more each, as in "
+             "shard_range.",
              (ROWS, EVEN.format(EACH)), (ROWS, EVEN.format("logits.shape[1]"))),
-        Slip("This rank's targets are at targets - rows.start. Where a target is another rank's, "
-             "or IGNORE, look up any column, such as 0.",
+        Slip("This rank's targets are in columns targets - rows.start. Where a target is another "
+             "rank's, or IGNORE, look up any column, such as 0.",
              *[(AT, f"{wrong} if dist.get_rank(group) == {rank} else {AT}")
                for wrong in ("targets - rows.start", "targets.masked_fill(mask, 0)")
                for rank in range(4) if rank or "start" in wrong]),  # each names its own index
-        Slip("It writes into the logits that others still read. Subtract out of place.",
+        Slip("This modifies the logits, which other code still reads. Subtract out of place.",
              (SHIFTED, "logits = logits.sub_(largest[:, None])"),
              (SHIFTED, "logits.detach().sub_(largest[:, None])")),
-        Slip("It writes into the targets. Others still read them.",
+        Slip("This modifies the targets, which other code still reads.",
              ("    mask =", "    targets[targets == IGNORE] = 0\n    mask =")),
         Slip(GROUP, (SUM, SUM.replace(", group", "")), (LARGEST, LARGEST.replace(
             ", group=group", "")), (ROWS, ROWS.replace("group", ""))),
-        Slip("The sum of exp is cut off: its gradient is softmax.",
+        Slip("The sum of exp is detached, so the softmax is missing from the gradient.",
              (SUMS, SUMS.replace(".sum(-1)", ".sum(-1).detach()"))),
-        Slip("What is gathered grows with the vocabulary. Which few numbers make a loss?",
+        Slip("What is gathered grows with the vocabulary. Which few numbers determine a loss?",
              gathers_the_logits),
-        Slip("What is gathered grows with the ranks. A sum over ranks, and a maximum, do not.",
+        Slip("What is gathered grows with the number of ranks. A sum and a maximum over ranks do "
+             "not.",
              gathers_three_numbers),
     ), hints=(
         "loss = log(sum of exp(logits)) - logit of the target. Which sums can be split?",
@@ -277,35 +281,39 @@ EMBEDDING = Proof(
              "60 or 11 rows; frozen; tokens that are all on one rank; tokens stay": (),
              "one all-reduce of the result, or what `leave` sends": COST}, _see_rows, EMBEDDINGS),
     mistakes=(
-        Slip("Other ranks' tokens add a row that is not theirs. Put zeros there, after look-up.",
+        Slip("For other ranks' tokens, this rank adds a row that is not theirs. Put zeros there "
+             "after the lookup.",
              (MASK, "x"), (LOCAL, "(tokens - rows.start).clamp(0, len(rows) - 1)", MASK, "x")),
         Slip("This rank has the rows of rows.start <= token < rows.stop, at token - rows.start. "
              "For all other tokens look up any row, such as 0.",
              (LOCAL, "tokens - rows.start"), (LOCAL, "tokens.masked_fill(mask, 0)"),
              ("tokens >= rows.stop", "tokens > rows.stop")),
-        Slip("R may not divide the rows: the first ranks have one more, as shard_range says.",
+        Slip("R might not divide the rows: the first ranks then have one more each, as in "
+             "shard_range.",
              (ROWS, EVEN.format("len(w_shard)")), (ROWS, EVEN.format(EACH))),
         Slip("Each token's row is on one rank, and all need it: leave(x, group).", (LEAVE, MASK)),
-        Slip("Use the `leave` that is handed in: x may leave by tokens.",
+        Slip("Use the `leave` that was passed in: outside the region, x may be split by tokens.",
              (LEAVE, f"reduce_from_region({MASK}, group)")),
         Slip(GROUP, (LEAVE, f"leave({MASK})"), (ROWS, ROWS.replace("group", ""))),
-        Slip("The first row is this rank's: tokens < rows.start are not.",
+        Slip("Row rows.start belongs to this rank: mask tokens < rows.start, not <=.",
              ("tokens < rows.start", "tokens <= rows.start")),
-        Slip("The result has the type of w_shard: zeros of float32 make it float32.",
+        Slip("The result must have the dtype of w_shard: float32 zeros make it float32.",
              (MASK, "torch.where(mask[..., None], torch.zeros(x.shape, device=x.device), x)"),
              torch=torch),
-        Slip("It writes into the tokens, which others still read: work on a copy.",
+        Slip("This modifies the tokens, which other code still reads: work on a copy.",
              (LOCAL, "tokens.sub_(rows.start).masked_fill_(mask, 0)")),
         Slip("detach() cuts w_shard off, so it gets no gradient.",
              (MASK, f"{MASK}.detach()"), ("w_shard)", "w_shard.detach())")),
-        Slip("The result is divided by R. Only one rank adds a row, so the sum is right.",
+        Slip("The result is divided by R. Only one rank contributes a row, so the sum is already "
+             "right.",
              (LEAVE, f"{LEAVE} / dist.get_world_size(group)")),
-        Slip("The row leaves twice, and is summed twice.", (LEAVE, f"leave({LEAVE}, group)")),
+        Slip("x leaves twice, so it is summed twice.", (LEAVE, f"leave({LEAVE}, group)")),
         Slip("The whole embedding is gathered. Look up this rank's rows, and sum the results.",
              gathers_the_embedding),
     ), hints=(
         "Each token's row is on one rank. What can the others add?",
-        "If the row is here, look up token - start. If not, look up any row, and put zeros there.",
+        "If the row is here, look up token - start. Otherwise look up any row, and replace it with "
+        "zeros.",
         "mask = (tokens < rows.start) | (tokens >= rows.stop); look up (tokens - rows.start)"
         ".masked_fill(mask, 0); leave(x.masked_fill(mask[..., None], 0), group)",
     ))

@@ -113,7 +113,7 @@ IF_OPTIMIZER, IF_PARAMS = "if strategy.offload_optimizer:", "if strategy.offload
 PRECISION, ENABLED = 'precision != "fp32"', 'config[precision] = {"enabled": True}'
 ADAMW, MICRO = '"type": "AdamW"', '"train_micro_batch_size_per_gpu": micro_batch'
 DIVIDES = "if batch % (micro_batch * ranks)"
-PRODUCT = "train batch = micro batch x accumulation steps x ranks. DeepSpeed refuses any other."
+PRODUCT = "train batch = micro batch x accumulation steps x ranks. DeepSpeed rejects anything else."
 CONFIG = Proof(
     deepspeed_config,
     Stage({"the fastest way that fits, for nine goals: stage, and what is offloaded": (),
@@ -123,88 +123,90 @@ CONFIG = Proof(
            "what is away from the GPU lies in pinned memory": PINNED},
           _see_config, GOALS, oracle=by_hand),
     Stage("a batch that does not divide, and a model that does not fit, are a ValueError",
-          _see_refused, REFUSED, oracle=refused, note="Say what is wrong, before any GPU starts."),
+          _see_refused, REFUSED, oracle=refused, note=("Raise a ValueError that says what is "
+                                                       "wrong, before any GPU starts.")),
     mistakes=(
         Slip(PRODUCT, (STEPS, "batch // micro_batch"), (STEPS, "batch // ranks"), (STEPS, "batch"),
              ('"train_batch_size": batch', '"train_batch_size": micro_batch * ranks'),
              ('"train_batch_size": batch', '"train_batch_size": batch * ranks')),
-        Slip("The three sizes are whole numbers: divide by //.", (STEPS, STEPS.replace("//", "/"))),
-        Slip("DeepSpeed's micro batch is that of one GPU.",
+        Slip("The three sizes are whole numbers: divide with //.",
+             (STEPS, STEPS.replace("//", "/"))),
+        Slip("DeepSpeed's micro-batch size is per GPU.",
              (MICRO, f"{MICRO} * ranks"),
              (MICRO, MICRO.replace(": micro_batch", ": batch // ranks"))),
-        Slip("other_bytes count, too: fastest_way(parameters, ranks, gpu_bytes, other_bytes).",
+        Slip("other_bytes count as well: fastest_way(parameters, ranks, gpu_bytes, other_bytes).",
              (WAY, WAY.replace(", other_bytes", ""))),
-        Slip("other_bytes has the buckets in it already: pass it on as it is.",
+        Slip("other_bytes already includes the buckets: pass it on unchanged.",
              *((WAY, WAY.replace("other_bytes)", f"other_bytes + {each} * bucket)"))
                for each in (2, 4, 8))),
-        Slip("fastest_way() wants the number of ranks, which share the states.",
+        Slip("fastest_way() needs the number of ranks, because they share the states.",
              (WAY, WAY.replace("ranks", "1"))),
-        Slip("The stage is strategy.stage, that of the fastest way that fits.",
+        Slip("Use strategy.stage, the stage of the fastest strategy that fits.",
              ('"stage": strategy.stage', '"stage": 3'), ('"stage": strategy.stage', '"stage": 2'),
              ('"stage": strategy.stage', '"stage": max(1, strategy.stage)')),
-        Slip("The optimizer goes to the CPU only where strategy.offload_optimizer says so: it "
-             "costs time.", (IF_OPTIMIZER, "if strategy.stage >= 2:"), (IF_OPTIMIZER, "if True:"),
+        Slip("Offload the optimizer only if strategy.offload_optimizer says so: offloading costs "
+             "time.", (IF_OPTIMIZER, "if strategy.stage >= 2:"), (IF_OPTIMIZER, "if True:"),
              (IF_OPTIMIZER, "if strategy.stage == 3:")),
-        Slip("Where strategy.offload_optimizer is True DeepSpeed must know: "
-             '"offload_optimizer": {"device": "cpu"}.', (IF_OPTIMIZER, "if False:"),
+        Slip('If strategy.offload_optimizer is True, tell DeepSpeed: "offload_optimizer": '
+             '{"device": "cpu"}.', (IF_OPTIMIZER, "if False:"),
              (OPTIMIZER, OPTIMIZER.replace("offload_", ""))),
         Slip('The parameters\' key is "offload_param": {"device": "cpu"}.',
              (PARAMS, 'zero["offload_params"]'), (PARAMS, 'zero["offload_parameters"]')),
-        Slip("Parameters go to the CPU only where strategy.offload_parameters says so: it costs "
+        Slip("Offload parameters only if strategy.offload_parameters says so: offloading costs "
              "time.", (IF_PARAMS, IF_OPTIMIZER), (IF_PARAMS, "if strategy.stage == 3:")),
-        Slip('They go to the CPU\'s memory: the device is "cpu".',
+        Slip("Offload to the CPU's memory: the device is \"cpu\".",
              ('zero["offload_optimizer"] = {"device": "cpu"',
               'zero["offload_optimizer"] = {"device": "nvme"')),
-        Slip('What is away from the GPU lies in pinned memory, which the GPU reads and writes '
-             'while it computes: {"device": "cpu", "pin_memory": True}.',
+        Slip("Offloaded states belong in pinned memory, which the GPU can read and write while it "
+             'computes: {"device": "cpu", "pin_memory": True}.',
              (f'{OPTIMIZER}, "pin_memory": True', OPTIMIZER),
              (f'{PARAMS} = {{"device": "cpu", "pin_memory": True',
               f'{PARAMS} = {{"device": "cpu"')),
-        Slip("What is offloaded stands in zero_optimization, not at the top.",
+        Slip("The offload settings belong in zero_optimization, not at the top level.",
              ("    if precision", "    for key in {'offload_optimizer', 'offload_param'} & {*zero}:"
               "\n        config[key] = zero.pop(key)\n    if precision")),
-        Slip("The stage stands in zero_optimization, not at the top.",
+        Slip("The stage belongs in zero_optimization, not at the top level.",
              ('zero = {"stage": strategy.stage, ', "zero = {", '"zero_optimization": zero',
               '"stage": strategy.stage, "zero_optimization": zero')),
-        Slip("Return a dict that JSON gives back unchanged: its keys are strings, and it holds "
-             "only numbers, strings, lists and dicts.",
+        Slip("Return a dict that survives a JSON round trip: string keys, and only numbers, "
+             "strings, lists and dicts as values.",
              ('"stage": strategy.stage', '"stage": strategy'),
              ("return config", "return json.dumps(config)")),
-        Slip("DeepSpeed's own reduce bucket, 500 million numbers, is a gigabyte of bf16 in each "
-             "message: set reduce_bucket_size to `bucket`.", (REDUCE, "")),
-        Slip("DeepSpeed's own allgather bucket, 500 million numbers, is a gigabyte of bf16 in each "
-             "message: set allgather_bucket_size to `bucket`.", (REDUCE + GATHER, REDUCE)),
-        Slip("In stage 3 parameters are gathered ahead: set stage3_prefetch_bucket_size to "
+        Slip("DeepSpeed's default reduce bucket, 500 million numbers, makes each message a "
+             "gigabyte in bf16: set reduce_bucket_size to `bucket`.", (REDUCE, "")),
+        Slip("DeepSpeed's default allgather bucket, 500 million numbers, makes each message a "
+             "gigabyte in bf16: set allgather_bucket_size to `bucket`.", (REDUCE + GATHER, REDUCE)),
+        Slip("Stage 3 gathers parameters ahead of time: set stage3_prefetch_bucket_size to "
              "`bucket`.", (f"{PREFETCH},\n", "\n")),
-        Slip("`bucket` counts numbers, as DeepSpeed does, and not bytes.",
+        Slip("`bucket` counts numbers, not bytes, and so do DeepSpeed's bucket sizes.",
              (REDUCE + GATHER, REDUCE.replace(", ", " * 2, ") + GATHER + " * 2",
               PREFETCH, PREFETCH + " * 2")),
-        Slip("The buckets have the size that was asked for: `bucket`.",
+        Slip("Use the requested bucket size: `bucket`.",
              (REDUCE + GATHER, (REDUCE + GATHER).replace(": bucket", ": 50_000_000"),
               PREFETCH, PREFETCH.replace(": bucket", ": 50_000_000"))),
-        Slip('"fp32" is DeepSpeed\'s own default, and has no key: the others are switched on by '
-             'their own name, config[precision] = {"enabled": True}.',
+        Slip("\"fp32\" is DeepSpeed's default, and has no key. Every other precision is enabled "
+             'under its own name: config[precision] = {"enabled": True}.',
              (PRECISION, "True", "config[precision]", 'config["bf16"]'),
              ("config[precision]", 'config["bf16"]')),
-        Slip('config[precision] = {"enabled": True} switches it on.',
+        Slip('Set config[precision] = {"enabled": True} to enable the precision.',
              (ENABLED, "config[precision] = {}"), (ENABLED, "config[precision] = True"),
              (ENABLED, "pass"), (ENABLED, 'config["precision"] = precision')),
-        Slip("It is the `lr` that was asked for.", ('"lr": lr', '"lr": 3e-4')),
-        Slip('The learning rate is one of the optimizer\'s "params".',
+        Slip("Use the requested learning rate: `lr`.", ('"lr": lr', '"lr": 3e-4')),
+        Slip("The learning rate belongs in the optimizer's \"params\".",
              (f'{ADAMW}, "params": {{"lr": lr, ', f'{ADAMW}, "lr": lr, "params": {{')),
         Slip('The optimizer is {"type": "AdamW", "params": {...}}.',
              (ADAMW, '"type": "Adam"'), (ADAMW, '"name": "AdamW"')),
-        Slip("micro_batch x ranks must divide the batch: else raise ValueError(...).",
+        Slip("micro_batch x ranks must divide the batch: otherwise raise ValueError(...).",
              (DIVIDES, "if batch % micro_batch"), (DIVIDES, "if batch % ranks"),
              (DIVIDES, "if False"), (DIVIDES, "if batch % micro_batch or batch % ranks"),
              (DIVIDES, "if batch < micro_batch * ranks")),
-        Slip("Where nothing fits, fastest_way() raises a ValueError, which goes on to the caller.",
+        Slip("If nothing fits, fastest_way() raises a ValueError: let it reach the caller.",
              (f"    {WAY}", f"    try:\n        {WAY}\n    except ValueError:\n"
               "        strategy = STRATEGIES[-1]")),
     ), hints=(
-        "fastest_way() knows what fits. What must hold between the three sizes of a batch?",
+        "fastest_way() knows what fits. How must the three batch sizes be related?",
         "train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x ranks. "
-        "zero_optimization has the stage, the bucket sizes and what is offloaded.",
+        "zero_optimization holds the stage, the bucket sizes and what is offloaded.",
         'if strategy.offload_optimizer: zero["offload_optimizer"] = {"device": "cpu", '
         '"pin_memory": True}; config[precision] = {"enabled": True} unless it is "fp32"',
     ))

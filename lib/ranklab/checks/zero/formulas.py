@@ -63,8 +63,8 @@ def rounds_bytes(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, 
 
 
 SHARD, RETURN = "math.ceil(parameters / ranks)", "return States("
-WHOLE = "{} keeps the {} whole on each rank; stage {} is the first that shards them."
-CUT = "From stage {} on each rank holds 1/R of the {}."
+WHOLE = "{} keeps the {} whole on each rank; stage {} is the first to shard."
+CUT = "From stage {} on, each rank holds 1/R of the {}."
 WIDTH = "Each kind has its own number of bytes: parameter_bytes, gradient_bytes, optimizer_bytes."
 MEMORY = Proof(
     zero_memory,
@@ -76,13 +76,16 @@ MEMORY = Proof(
     Stage(REFUSED, _see_states, (Memory(4, 12, 2), Memory(-1, 12, 2)), oracle=states_of_a_rank,
           note=SAY),
     mistakes=(
-        Slip("A number is whole: round up, the fullest rank has ceil(parameters / R).",
+        Slip("A number can't be split: round up, since the fullest rank has ceil(parameters / R) "
+             "numbers.",
              (SHARD, "parameters // ranks"), (SHARD, "math.floor(parameters / ranks + 0.5)"),
              (SHARD, "parameters / ranks"), (SHARD, "round(parameters / ranks)")),
-        Slip("Where R divides, ceil(parameters / R) is parameters / R, and no number more.",
+        Slip("If R divides the number of parameters, ceil(parameters / R) is exactly parameters / "
+             "R.",
              (SHARD, "parameters // ranks + 1")),
         Slip("A shard is 1/R: divide by the number of ranks.", (SHARD, "parameters")),
-        Slip("Round the numbers up, then multiply by the bytes of each: a number is not cut.",
+        Slip("Round up the count of numbers, then multiply by the bytes of each: a number is never "
+             "split.",
              rounds_bytes),
         Slip(WHOLE.format("Stage 0", "optimizer state", 1), ("stage >= 1", "True")),
         Slip(CUT.format(1, "optimizer state"), ("stage >= 1", "stage >= 2"),
@@ -92,23 +95,23 @@ MEMORY = Proof(
              ("stage >= 2", "stage == 2")),
         Slip(WHOLE.format("Stage 2", "parameters", 3), ("stage >= 3", "stage >= 2")),
         Slip(CUT.format(3, "parameters"), ("stage >= 3", "False")),
-        Slip("The first state that is sharded is the optimizer's, the largest; the parameters come "
+        Slip("The optimizer state is sharded first, because it is the largest; the parameters come "
              "last.", ("parameter_bytes * (shard if stage >= 3",
                        "parameter_bytes * (shard if stage >= 1",
                        "optimizer_bytes * (shard if stage >= 1",
                        "optimizer_bytes * (shard if stage >= 3")),
-        Slip("By default this is mixed precision: parameters and gradients have 2 bytes, not "
+        Slip("The default is mixed precision: each parameter and each gradient has 2 bytes, not "
              "float32's 4.", ("parameter_bytes=2", "parameter_bytes=4"),
              ("gradient_bytes=2", "gradient_bytes=4"),
              ("parameter_bytes=2, gradient_bytes=2", "parameter_bytes=4, gradient_bytes=4")),
-        Slip("Adam has two moments, and mixed precision keeps float32 master weights too: 12 "
+        Slip("Adam has two moments, and mixed precision also keeps float32 master weights: 12 "
              "bytes.", ("optimizer_bytes=12", "optimizer_bytes=8")),
-        Slip("Masters and both of Adam's moments are in float32: 3 x 4 bytes.",
+        Slip("The master weights and both of Adam's moments are in float32: 3 x 4 bytes.",
              ("optimizer_bytes=12", "optimizer_bytes=6")),
         Slip(WIDTH, ("gradient_bytes * (shard", "parameter_bytes * (shard"),
              ("parameter_bytes * (shard", "gradient_bytes * (shard"),
              ("optimizer_bytes * (shard", "gradient_bytes * (shard")),
-        Slip("These are bytes: multiply the numbers by the bytes of each.",
+        Slip("Return bytes: multiply each count of numbers by the bytes per number.",
              ("parameter_bytes * (", "("), ("gradient_bytes * (", "("),
              ("optimizer_bytes * (", "(")),
         Slip("Return States(parameters, gradients, optimizer_state).",
@@ -120,8 +123,8 @@ MEMORY = Proof(
         REFUSE,
     ), hints=(
         "Which of parameters, gradients and optimizer state does each stage shard?",
-        "Optimizer state from stage 1 on, gradients from 2 on, parameters at 3. Of what is sharded "
-        "the fullest rank holds ceil(parameters / ranks) numbers.",
+        "Optimizer state is sharded from stage 1 on, gradients from stage 2 on, parameters at "
+        "stage 3. Of each sharded kind, the fullest rank holds ceil(parameters / ranks) numbers.",
         "shard = math.ceil(parameters / ranks); States(parameter_bytes * (shard if stage >= 3 else "
         "parameters), ...)",
     ))
@@ -162,7 +165,7 @@ def sent_in_rings(stage, nbytes, ranks, resident_bytes=0):
 
 
 SHARE, STAGE_3 = "(ranks - 1) / ranks", "share * (3 * nbytes - resident_bytes)"
-HAS_OWN = "A rank has its own R-th part already: it sends (R-1)/R of the bytes."
+HAS_OWN = "A rank already has its own 1/R: it sends (R-1)/R of the bytes."
 TRAFFIC = Proof(
     zero_traffic,
     Stage({"on 64 ranks, with nothing resident: 1x, 1x, 1x and 1.5x an all-reduce": (),
@@ -174,45 +177,51 @@ TRAFFIC = Proof(
           note=SAY),
     mistakes=(
         Slip(HAS_OWN, (SHARE, "1")),
-        Slip("That is all ranks together; each of them sends the R-th part.",
+        Slip("That is the total over all ranks; each of them sends 1/R of it.",
              (SHARE, "ranks - 1")),
         Slip("1/R is what a rank has already. It sends the rest, (R-1)/R.", (SHARE, "1 / ranks")),
-        Slip("That is the reduce-scatter alone. An all-gather of the stepped parameters follows.",
+        Slip("That is the reduce-scatter alone. An all-gather of the updated parameters follows.",
              ("return 2 * share", "return share")),
-        Slip("Stage 0 sends as much as stages 1 and 2: an all-reduce is both of their collectives.",
+        Slip("Stage 0 sends as much as stages 1 and 2: an all-reduce consists of the two "
+             "collectives they make.",
              ("return 2 * share", "return (2 if stage else 1) * share"),
              ("if stage < 3:", "if stage == 0:\n        return share * nbytes\n    if stage < 3:")),
-        Slip("An all-reduce sends the bytes twice, 2 (R-1)/R; stages 0 to 2 send no more than one.",
+        Slip("An all-reduce sends 2 (R-1)/R of the bytes, and stages 0 to 2 send no more than "
+             "that.",
              ("2 * share", "4 * share")),
         Slip("Stage 3 sends more than an all-reduce: parameters travel twice, for forward and for "
              "backward, and gradients once.", ("stage < 3", "stage < 4")),
-        Slip("Only stage 3 gathers parameters for backward once more.",
+        Slip("Only stage 3 gathers the parameters again for backward.",
              ("stage < 3", "stage < 2"), ("stage < 3", "stage < 1")),
-        Slip("What is resident is gathered once in a step, not twice.",
+        Slip("Resident parameters are gathered once per step, not twice.",
              ("(3 * nbytes - resident_bytes)", "3 * nbytes")),
-        Slip("What is resident is gathered once in a step, too: take resident_bytes off once.",
+        Slip("Resident parameters are still gathered once per step: subtract resident_bytes once, "
+             "not twice.",
              ("3 * nbytes - resident_bytes", "3 * nbytes - 2 * resident_bytes")),
-        Slip("The gradients of what is resident are reduced as all others: take resident_bytes off "
-             "once.", ("3 * nbytes - resident_bytes", "3 * (nbytes - resident_bytes)")),
-        Slip("What is resident saves its second gather: take resident_bytes off, do not add them.",
+        Slip("The gradients of resident parameters are reduced like all others: subtract "
+             "resident_bytes only once.",
+             ("3 * nbytes - resident_bytes", "3 * (nbytes - resident_bytes)")),
+        Slip("Resident parameters skip their second gather: subtract resident_bytes, don't add "
+             "them.",
              ("nbytes - resident_bytes", "nbytes + resident_bytes")),
-        Slip("Of what is resident, too, a rank would have sent (R-1)/R: take it off before you "
+        Slip("A rank would have sent only (R-1)/R of the resident bytes: subtract them before you "
              "multiply.", (STAGE_3, "share * 3 * nbytes - resident_bytes")),
-        Slip("Only stage 3 gathers twice: in the others there is no second gather to save.",
+        Slip("Only stage 3 gathers twice: the other stages have no second gather to save.",
              ("return 2 * share * nbytes", "return share * (2 * nbytes - resident_bytes)")),
-        Slip("1.5 times an all-reduce, which sends 2 (R-1)/R of the bytes.",
+        Slip("Stage 3 sends 1.5 times as much as an all-reduce, which sends 2 (R-1)/R of the "
+             "bytes.",
              ("(3 * nbytes - resident_bytes)", "1.5 * nbytes"),
              ("(3 * nbytes - resident_bytes)", "(1.5 * nbytes - resident_bytes)")),
-        Slip("1.5 times an all-reduce is three collectives, of (R-1)/R each.",
+        Slip("1.5 times an all-reduce is three collectives, and each sends (R-1)/R of the bytes.",
              ("3 * nbytes", "4 * nbytes")),
-        Slip("It is not rounded: a formula gives parts of bytes, too.",
+        Slip("Don't round: the formula can give fractions of a byte.",
              ("return 2 * share * nbytes", "return int(2 * share * nbytes)"),
              ("return 2 * share * nbytes", "return round(2 * share * nbytes)"),
              ("return 2 * share * nbytes", "return 2 * (ranks - 1) * (nbytes // ranks)")),
         REFUSE,
     ), hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which of them does each stage make?",
-        "Each of them sends (R-1)/R of the bytes. Stages 0 to 2: one of gradients, one of "
-        "parameters. Stage 3 gathers parameters twice, but what is resident only once.",
+        "Each of them sends (R-1)/R of the bytes. Stages 0 to 2 make one of each. Stage 3 gathers "
+        "parameters twice, but resident ones only once.",
         "share = (ranks - 1) / ranks; share * (3 * nbytes - resident_bytes) for stage 3",
     ))

@@ -50,27 +50,28 @@ INFERENCE = Proof(
     Stage("inside a group it talks to nobody outside", _see, MODELS[:1], (4,), GROUPS[:1],
           oracle=InUnits, through=torch.float32),
     mistakes=(
-        Slip("enter() gathers the unit, and waits until it is there: unit.end_gather().",
+        Slip("enter() must gather the unit and wait for it: unit.end_gather().",
              (GATHER, "pass"), (GATHER, "unit.begin_gather()")),
         Slip("leave() frees the unit: unit.free().", (FREE, "pass")),
         Slip("enter() starts gathering the next unit: self.prefetch(self.place_in_order(unit) + "
              "1).", (NEXT, "self.place_in_order(unit)"), (NEXT, NEXT.replace(" + 1", ""))),
-        Slip("Each forward of a unit has one place: call self.place_in_order(unit) once.",
+        Slip("Each forward of a unit has one place in the order: call self.place_in_order(unit) "
+             "once.",
              (NEXT, "self.prefetch(max(self.place_in_order(unit), self.place_in_order(unit)) + 1)"
               )),
-        Slip("Without places nobody knows which unit comes next: self.place_in_order(unit) is this "
-             "unit's.", (NEXT, "pass"), (NEXT, "self.prefetch(self.position + 1)")),
-        Slip("The next unit travels while this one computes: self.prefetch() starts its gather, "
-             "and does not wait for it.",
+        Slip("Call self.place_in_order(unit): unless each unit's place is recorded, the next unit "
+             "is unknown.", (NEXT, "pass"), (NEXT, "self.prefetch(self.position + 1)")),
+        Slip("Gather the next unit while this one computes: self.prefetch() starts the gather "
+             "without waiting for it.",
              (NEXT, "place = self.place_in_order(unit) + 1\n        if place < len(self.order):\n"
               "            self.order[place].end_gather()")),
-        Slip("Prefetch one unit, the next: otherwise more than two are whole.",
+        Slip("Prefetch only one unit, the next: otherwise more than two are whole.",
              (NEXT, "place = self.place_in_order(unit)\n        self.prefetch(place + 1)\n        "
               "self.prefetch(place + 2)"),
              (NEXT, "self.place_in_order(unit)\n        for place in range(len(self.order)):\n"
               "            self.prefetch(place)")),
     ), hints=(
-        "From when to when does a unit need its weights in a forward?",
+        "During a forward, from when until when does a unit need its weights?",
         "enter() waits for this unit's weights, and starts gathering the unit at the next place. "
         "leave() frees this unit.",
         "enter(): unit.end_gather(); self.prefetch(self.place_in_order(unit) + 1). leave(): "

@@ -100,7 +100,7 @@ SET = "bucket.set_master(place.copy(bucket.shard))"
 MAKE = "optimizer = model.make_optimizer(new_optimizer, groups)"
 HOOK = "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))"
 PLACE, RETURN = "place = place or CpuMemory()", "    return optimizer"
-FIRST = "Masters are set first; then model.make_optimizer(new_optimizer, groups)."
+FIRST = "Set the masters first; then call model.make_optimizer(new_optimizer, groups)."
 
 OFFLOAD = Proof(
     offload_optimizer,
@@ -111,57 +111,57 @@ OFFLOAD = Proof(
            "the place takes the state after every step": (STATE,)},
           _see, CASES, (2,), oracle=without_offload, through=torch.float32),
     mistakes=(
-        Slip("Each bucket gets a master elsewhere, before the optimizer is made: "
+        Slip("Before making the optimizer, give each bucket a master at the place: "
              "bucket.set_master(place.copy(bucket.shard)).", (SET, "pass")),
-        Slip("Each bucket gets a master of its own, a copy at the place: where the shard is a "
-             "float32 on the CPU already, cpu() and float() copy nothing.",
+        Slip("Give every bucket its own master, a copy at the place. If the shard is already "
+             "float32 on the CPU, cpu() and float() copy nothing.",
              ("in model.buckets:", "in model.buckets[:1]:")),
         Slip(FIRST, (PLACE, f"{PLACE}\n    {MAKE}", f"    {MAKE}\n    {HOOK}", f"    {HOOK}")),
-        Slip("bucket.set_master() makes the optimizer's parts anew; to set bucket.master alone is "
-             "not enough.", (SET, "bucket.master = place.copy(bucket.shard)")),
+        Slip("Setting bucket.master alone is not enough: bucket.set_master() also recreates the "
+             "optimizer's parts.", (SET, "bucket.master = place.copy(bucket.shard)")),
         Slip("Copy the shard, this rank's own part of bucket.weights.",
              (SET, SET.replace("bucket.shard", "bucket.weights"))),
-        Slip("A master is what place.copy() returns, and not a copy of that.",
+        Slip("Use what place.copy() returns as the master, not a copy of it.",
              (SET, "bucket.set_master(place.copy(bucket.shard).clone())")),
-        Slip("Where a place is given, it makes the copies: place.copy(bucket.shard). CpuMemory() "
-             "is only for where none is given.",
+        Slip("If a place is given, it makes the copies: place.copy(bucket.shard). CpuMemory() is "
+             "only for when none is given.",
              (SET, "bucket.set_master(bucket.shard.detach().to('cpu', torch.promote_types("
               "bucket.shard.dtype, torch.float32), copy=True))"),
              (PLACE, "place = CpuMemory()"),
              (PLACE, "place = place if isinstance(place, CpuMemory) else CpuMemory()")),
-        Slip("Without a place it is offloaded, too: to CpuMemory().",
+        Slip("Offload even if no place is given: to CpuMemory().",
              (PLACE, "if place is None:\n        return model.make_optimizer(new_optimizer, groups)"
               )),
         Slip("CpuMemory is a class: make one, CpuMemory().", (PLACE, "place = place or CpuMemory")),
-        Slip("One master for each bucket. A second copy takes as much memory again.",
+        Slip("One master per bucket is enough. A second copy takes the same amount of memory "
+             "again.",
              (SET, f"{SET}\n        bucket.kept = place.copy(bucket.shard)")),
-        Slip("Use what place.copy() returns, in float32 or better: it must not be rounded to the "
-             "shard's type.", ("place.copy(bucket.shard)",
+        Slip("Use what place.copy() returns, in float32 or better: don't round it to the shard's "
+             "dtype.", ("place.copy(bucket.shard)",
                                "place.copy(bucket.shard).to(bucket.shard.dtype)")),
-        Slip("model.make_optimizer(new_optimizer, groups): the groups go with it.",
+        Slip("Pass the groups on: model.make_optimizer(new_optimizer, groups).",
              ("(new_optimizer, groups)", "(new_optimizer)")),
-        Slip("model.make_optimizer() knows which parts are this rank's: the optimizer is not made "
-             "of the module's parameters.",
+        Slip("model.make_optimizer() knows which parts are this rank's: don't make the optimizer "
+             "from the module's parameters.",
              (MAKE, "optimizer = new_optimizer(groups or [p for p in model.module.parameters() if "
               "p.requires_grad])")),
         Slip("Return the optimizer.", (RETURN, "")),
-        Slip("The first step makes the state, so the place takes it after each: "
+        Slip("The first step creates the state, so the place must take it after each step: "
              "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer)).",
              (HOOK, "place.take_state(optimizer)"), (HOOK, "pass"),
              (HOOK, HOOK.replace("post", "pre"))),
-        Slip("The place takes the state after every step, also after the second.",
+        Slip("The place must take the state after every step, not only after the first.",
              (HOOK, "taken = []\n    optimizer.register_step_post_hook(\n        lambda *_: taken "
               "or taken.append(place.take_state(optimizer)))")),
-        Slip("make_optimizer() has registered step_ends(): don't register it again.",
+        Slip("make_optimizer() has already registered step_ends(): don't register it again.",
              (HOOK, f"{HOOK}\n    optimizer.register_step_post_hook(\n        lambda *_: "
               "model.step_ends())")),
-        Slip("make_optimizer() has registered step_ends(): don't remove it.",
+        Slip("make_optimizer() has registered step_ends() as a hook: don't remove it.",
              (HOOK, f"optimizer._optimizer_step_post_hooks.clear()\n    {HOOK}")),
     ), hints=(
-        "What does the optimizer step, and where could that lie instead?",
-        "Each bucket has a master. set_master() gives it another one, and must come before "
-        "make_optimizer(). The place must also take the optimizer's state, and the state is made "
-        "in a step.",
-        "bucket.set_master(place.copy(bucket.shard)) for each bucket; in the end "
+        "What does the optimizer update, and where else could that be kept?",
+        "Each bucket has a master. set_master() replaces it, and must come before "
+        "make_optimizer(). The place must also take the optimizer's state, which a step creates.",
+        "bucket.set_master(place.copy(bucket.shard)) for each bucket; at the end "
         "optimizer.register_step_post_hook(lambda *_: place.take_state(optimizer))",
     ))

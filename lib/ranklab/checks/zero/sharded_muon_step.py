@@ -29,23 +29,25 @@ SCORED = {
     "one large matrix, six small ones": [(96, 96), *[(32, 48)] * 6],
 }
 # What is said.
-OWN_ROWS = ("Each rank has orthogonalised its own rows, as if they were a matrix. Put together "
+OWN_ROWS = ("Each rank has orthogonalised its own rows as if they were a whole matrix. Combined, "
             "they are not orthogonal: Newton-Schulz needs all rows.")
-RATIO = "max(1, m/n)**0.5 is about the whole matrix: take m and n from shapes, not from the shard."
-NO_RATIO = "The rate of an m x n matrix is lr max(1, m/n)**0.5."
-NO_DECAY = "Weight decay comes first: W <- (1 - lr weight_decay) W."
-DECAY = "Weight decay is multiplied by lr, not by more and not by less: (1 - lr weight_decay) W."
+RATIO = ("max(1, m/n)**0.5 refers to the whole matrix: take m and n from `shapes`, not from the "
+         "shard.")
+NO_RATIO = "The learning rate of an m x n matrix is lr * max(1, m/n)**0.5."
+NO_DECAY = "Weight decay is missing: before the step, W <- (1 - lr * weight_decay) W."
+DECAY = "Multiply weight_decay by lr, and by nothing else: (1 - lr * weight_decay) W."
 DEFAULT = "The weight decay is the argument weight_decay, and not always 0.1."
 AFTER = "Weight decay is for W alone, before the step: here the update has shrunk as well."
-SIGN = "A step goes down: subtract the orthogonal matrix."
-ORDER = ("These are rows of another rank. Concatenate in the order of the ranks, and return to "
-         "each rank its own rows, shard_range(m, rank, R).")
-EXACT = ("U V^T is exactly orthogonal, and Muon's result is not: five steps of newton_schulz leave "
+SIGN = "A step goes downhill: subtract the orthogonal matrix."
+ORDER = ("These are another rank's rows. Concatenate in rank order, and give each rank its own "
+         "rows back, shard_range(m, rank, R).")
+EXACT = ("U V^T is exactly orthogonal, but Muon's result is not: five steps of newton_schulz leave "
          "singular values between 0.5 and 1.5.")
-BACK = ("Some matrices are as they were. A rank that orthogonalises a matrix must send the others "
-        "their rows.")
-IN_PLACE = "Write into the tensors of `weights`, with mul_, add_ or copy_: the model holds those."
-MOMENTA = "`momenta` are the optimizer's: the next step needs them unchanged."
+BACK = ("Some matrices are unchanged. A rank that orthogonalises a matrix must send the other "
+        "ranks their rows.")
+IN_PLACE = ("Write into the tensors of `weights`, with mul_, add_ or copy_: those are the ones the "
+            "model uses.")
+MOMENTA = "`momenta` belong to the optimizer: its next step needs them unchanged."
 
 
 def exactly(momentum):
@@ -228,10 +230,12 @@ MUON = Exercise(
     ), hints=(
         "Which rank needs which rows before newton_schulz, and which after? Does every rank have "
         "to compute every matrix?",
-        "Give each matrix an owner, by a rule that all ranks compute alone, such as muon_owners. "
-        "The owner gets all rows of it, and sends back to each rank its orthogonal rows.",
-        "exchange_matrices twice. First to_ranks[r] is this rank's rows of what rank r owns, and "
-        "what comes from r has len(shard_range(m, r, R)) rows of each matrix that this rank owns: "
-        "torch.cat them, newton_schulz. Then to_ranks[r] is rank r's rows of the results. Last "
-        "weight.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(1, m / n) ** 0.5).",
+        "Give each matrix an owner, by a rule that every rank can compute on its own, such as "
+        "muon_owners. The owner receives all rows of the matrix, and sends each rank its "
+        "orthogonal rows back.",
+        "Call exchange_matrices twice. First, to_ranks[r] is this rank's rows of what rank r owns, "
+        "and what comes from r has len(shard_range(m, r, R)) rows of each matrix that this rank "
+        "owns: torch.cat them, then newton_schulz. Second, to_ranks[r] is rank r's rows of the "
+        "results. Finally, weight.mul_(1 - lr * weight_decay).add_(update, alpha=-lr * max(1, m / "
+        "n) ** 0.5).",
     ))

@@ -112,9 +112,8 @@ IN_LEAVE, IN_ENTER = "        if in_backward():\n            return\n", "if not 
 FREE = f"{HOOK}\n        unit.free()"
 IN_BACKWARD = "self.backward_begins()\n        unit.end_gather()"
 REDUCE = "if self.sync:\n            self.reduce(unit)\n        unit.free()"
-NESTED = ("leave() frees the unit after its forward, so each output that requires a gradient, in "
-          "any nesting (tree_leaves(outputs)), needs a hook, backward_of(), which gathers it "
-          "again.")
+NESTED = ("leave() frees the unit, so every output that requires a gradient, however nested "
+          "(tree_leaves(outputs)), needs a hook, backward_of(), which gathers the unit again.")
 
 STAGE_3 = Proof(
     ZeroStage3,
@@ -126,31 +125,35 @@ STAGE_3 = Proof(
            }, _see, RUNS, (3, 1), oracle=InUnits, through=torch.float32),
     Stage("a checkpoint runs the forward once more, and nothing travels for it; inside a group it "
           "talks to nobody outside", _see, (RUNS[0], *CHECKPOINTS), (4,), GROUPS[:1],
-          oracle=InUnits, through=torch.float32, note="On all ranks it was right. Here are groups, "
-          "and blocks in checkpoints, which run the forward once more inside the backward."),
+          oracle=InUnits, through=torch.float32, note=("On all ranks it was right. Here there are "
+                                                       "groups, and checkpointed blocks, which run "
+                                                       "the forward once more inside the "
+                                                       "backward.")),
     mistakes=(
         # in forward
         Slip("enter() gathers the unit, and waits: unit.end_gather().", (GATHER, WITHOUT),
              (GATHER, f"unit.begin_gather()\n        {WITHOUT}")),
-        Slip("enter() begins the gather of the next unit: self.prefetch(self.place_in_order(unit) "
+        Slip("enter() must start gathering the next unit: self.prefetch(self.place_in_order(unit) "
              "+ 1).", (NEXT, "self.place_in_order(unit)"), (NEXT, NEXT.replace(" + 1", ""))),
-        Slip("Each forward of a unit has one place: enter() calls self.place_in_order(unit) once.",
+        Slip("Each forward of a unit has one place in the order: enter() must call "
+             "self.place_in_order(unit) once.",
              (NEXT, f"self.place_in_order(unit)\n            {NEXT}")),
-        Slip("Without places nobody knows which unit comes next: enter() takes the unit's own, "
-             "self.place_in_order(unit).", (NEXT, "self.prefetch(self.position + 1)"),
+        Slip("enter() must call self.place_in_order(unit): unless each unit's place is recorded, "
+             "the next unit is unknown.", (NEXT, "self.prefetch(self.position + 1)"),
              (NEXT, "pass")),
-        Slip("The next unit travels while this one computes: self.prefetch() begins its gather, "
-             "and does not wait for it.",
+        Slip("Gather the next unit while this one computes: self.prefetch() starts the gather, and "
+             "does not wait for it.",
              (NEXT, "place = self.place_in_order(unit) + 1\n            if place < len(self.order):"
               "\n                self.order[place].end_gather()")),
-        Slip("In forward prefetch one unit, the next: all of them are whole together otherwise.",
+        Slip("In forward, prefetch only one unit, the next: otherwise more than two are whole at "
+             "once.",
              (NEXT, f"{NEXT}\n            self.prefetch(self.position + 1)"),
              (NEXT, f"{NEXT}\n            for place in range(len(self.order)):\n"
               "                self.prefetch(place)")),
-        Slip("Without gradients, too, the next unit is prefetched.",
+        Slip("Prefetch the next unit even when gradients are disabled.",
              (IN_ENTER, "if torch.is_grad_enabled() and not in_backward():")),
         Slip("leave() frees each unit after its forward: unit.free().", (FREE, HOOK)),
-        Slip("leave() frees each unit after its forward, whether a backward will come or not.",
+        Slip("leave() must free each unit after its forward, whether or not a backward follows.",
              ("unit.free()\n\n    def backward_of", "if module.training:\n            unit.free()"
               "\n\n    def backward_of"),
              ("unit.free()\n\n    def backward_of", "if torch.is_grad_enabled():\n            "
@@ -163,42 +166,46 @@ STAGE_3 = Proof(
         Slip("backward_of() gathers the unit, and waits: unit.end_gather().",
              (IN_BACKWARD, "self.backward_begins()"),
              (IN_BACKWARD, "self.backward_begins()\n        unit.begin_gather()")),
-        Slip("In backward the unit before comes next: backward_of() begins its gather, "
-             "self.prefetch(place - 1), and it travels meanwhile.", (BEFORE, "pass"),
+        Slip("In backward, the previous unit comes next: backward_of() must start gathering it "
+             "with self.prefetch(place - 1), while this one computes.", (BEFORE, "pass"),
              (BEFORE, "self.prefetch(place)")),
-        Slip("In backward units come in the opposite order: prefetch place - 1, not place + 1.",
+        Slip("In backward, units come in reverse order: prefetch place - 1, not place + 1.",
              (BEFORE, "self.prefetch(place + 1)")),
-        Slip("backward_of() gets `place`, the unit's own. self.position stands at the end of the "
-             "forward.", (BEFORE, "self.prefetch(self.position - 2)")),
-        Slip("In backward, too, prefetch() begins the gather and does not wait.",
+        Slip("backward_of() receives `place`, the unit's own. self.position still points to the "
+             "end of the forward.", (BEFORE, "self.prefetch(self.position - 2)")),
+        Slip("In backward as well, use prefetch(), which starts the gather and does not wait.",
              (BEFORE, "if place:\n            self.order[place - 1].end_gather()")),
-        Slip("In backward prefetch one unit, the one before.",
+        Slip("In backward, prefetch only one unit, the previous one.",
              (BEFORE, f"{BEFORE}\n        self.prefetch(place - 2)")),
         Slip("backward_done() reduces the unit's gradients as soon as its backward is over: "
              "self.reduce(unit).", (REDUCE, "unit.free()")),
-        Slip("A unit's gradients are there after its backward: reduce them in backward_done(), not "
-             "in backward_of().", (REDUCE, "unit.free()", BEFORE, f"{BEFORE}\n        "
+        Slip("A unit's gradients are complete only after its backward: reduce them in "
+             "backward_done(), not in backward_of().",
+             (REDUCE, "unit.free()", BEFORE, f"{BEFORE}\n        "
                                   "if self.sync:\n            self.reduce(unit)")),
         Slip("backward_done() frees the unit: unit.free().",
              (REDUCE, "if self.sync:\n            self.reduce(unit)")),
-        Slip("backward_done() frees the unit with sync=False, too.",
+        Slip("backward_done() must free the unit even with sync=False.",
              (REDUCE, REDUCE.replace("        unit.free", "            unit.free"))),
-        Slip("With sync=False no gradient is sent: self.reduce(unit) where self.sync is True.",
+        Slip("With sync=False no gradients are sent: call self.reduce(unit) only if self.sync is "
+             "True.",
              ("if self.sync:", "if True:")),
         # a checkpoint
-        Slip("A checkpoint's second forward has no place: self.place_in_order(unit) where it is "
-             "not in_backward().", (f"{IN_ENTER}\n            {NEXT}", NEXT)),
-        Slip("A checkpoint runs the forward once more inside the backward, and enter() must gather "
-             "there, too.", (f"{GATHER} in_backward():\n", f"{WITHOUT} in_backward():\n            "
+        Slip("A checkpoint's second forward has no place in the order: call "
+             "self.place_in_order(unit) only if not in_backward().",
+             (f"{IN_ENTER}\n            {NEXT}", NEXT)),
+        Slip("A checkpoint runs the forward again inside the backward, and enter() must gather the "
+             "unit then as well.",
+             (f"{GATHER} in_backward():\n", f"{WITHOUT} in_backward():\n            "
                              "unit.end_gather()\n")),
-        Slip("A checkpoint runs the forward once more inside the backward. There leave() does "
-             "nothing, if in_backward(): return. The unit's backward comes right then, so it must "
-             "stay whole.", (IN_LEAVE, ""),
+        Slip("A checkpoint runs the forward again inside the backward. There leave() must do "
+             "nothing (if in_backward(): return): the unit's backward comes next, and needs it "
+             "whole.", (IN_LEAVE, ""),
              (IN_LEAVE, "        if in_backward():\n            return unit.free()\n")),
     ), hints=(
         "When does a unit need its weights in backward, and when are its gradients complete?",
-        "backward_of(): as in the forward, but the unit that comes next is the one before: place - "
-        "1. backward_done(): reduce the gradients, unless self.sync is False, and free the unit in "
+        "backward_of(): as in forward, but the next unit is the previous one in the order: place - "
+        "1. backward_done(): reduce the gradients unless self.sync is False, and free the unit in "
         "any case.",
         "backward_of(): unit.end_gather(); self.prefetch(place - 1). backward_done(): if "
         "self.sync: self.reduce(unit); unit.free().",

@@ -139,15 +139,15 @@ STAGE_1 = Proof(
     ZeroStage1, *_stages(_see_stage_1, {}),
     mistakes=(
         # reduce
-        Slip("Divide bucket.flat by the number of ranks of its group, before it is sent.",
+        Slip("Divide bucket.flat by the number of ranks in its group before you send it.",
              (DIVIDE, "pass"), (DIVIDE, "pass", REDUCE, REDUCE.replace("return", "work ="),
                                 ASYNC, f"{ASYNC}\n        bucket.shard_grad /= dist.get_world_size("
                                 "bucket.group)\n        return work")),
-        Slip("Divide bucket.flat once.", (DIVIDE, f"{DIVIDE}\n        {DIVIDE}")),
+        Slip("Divide bucket.flat only once.", (DIVIDE, f"{DIVIDE}\n        {DIVIDE}")),
         Slip("Divide by the number of ranks of the bucket's group: "
              "dist.get_world_size(bucket.group).",
              (DIVIDE, "bucket.flat /= dist.get_world_size()")),
-        Slip("An all-reduce sends every mean to every rank, and only the owner needs it: "
+        Slip("An all-reduce sends every mean to every rank, but only the owner needs it: use "
              "dist.reduce_scatter_single.",
              (REDUCE, "return dist.all_reduce(bucket.flat, group=bucket.group,")),
         Slip("Rank r owns part r of bucket.flat: a reduce-scatter cuts it into R equal parts.",
@@ -155,61 +155,64 @@ STAGE_1 = Proof(
               ".flatten(),")),
         Slip("The mean must arrive in bucket.shard_grad: reduce-scatter into it.",
              (PLACE, f"{PLACE}.clone()", SHARD, "(self.place_of(bucket), bucket.flat,")),
-        Slip("Keep the place of the mean: bucket.shard_grad = self.place_of(bucket).",
+        Slip("Remember where the mean arrives: bucket.shard_grad = self.place_of(bucket).",
              (KEEP, "place = self.place_of(bucket)", SHARD, "(place, bucket.flat,")),
-        Slip("Rank r's mean arrives where part r of bucket.flat lies, self.place_of(bucket): NCCL "
-             "reduces in place nowhere else.",
+        Slip("Rank r's mean must arrive in part r of bucket.flat, self.place_of(bucket): NCCL "
+             "can't reduce in place anywhere else.",
              (PLACE, "bucket.flat[: len(bucket.shard)]"),
              (KEEP, "bucket.shard_grad = bucket.flat[-len(bucket.shard) :]")),
-        Slip("bucket.shard holds weights. The mean arrives in self.place_of(bucket).",
+        Slip("bucket.shard holds weights. The mean must arrive in self.place_of(bucket).",
              (KEEP, "bucket.shard_grad = bucket.shard")),
-        Slip("In stage 1 no gradient is freed, so the mean has its place among them: "
-             "self.place_of(bucket).", (PLACE, "bucket.shard.new_zeros(len(bucket.shard))"),
+        Slip("Stage 1 frees no gradients, so the mean needs no new memory: self.place_of(bucket) "
+             "must be a slice of bucket.flat.",
+             (PLACE, "bucket.shard.new_zeros(len(bucket.shard))"),
              (KEEP, "bucket.shard_grad = torch.empty_like(bucket.shard)")),
         Slip("Pass the bucket's group on to every collective: group=bucket.group.",
              (f"group=bucket.group,{ASYNC}", "async_op=True)"),
              (GATHER, GATHER.replace(", group=bucket.group", ""))),
-        Slip("reduce() returns the handle: async_op=True makes one.", (f",{ASYNC}", ")"),
+        Slip("reduce() must return the handle that async_op=True gives you.", (f",{ASYNC}", ")"),
              ("return dist.reduce", "dist.reduce")),
-        Slip("Backward goes on while it travels: return the handle, and the next reduce() or "
-             "finish() waits.", (REDUCE, REDUCE.replace("return", "work ="), ASYNC,
+        Slip("Let backward continue while the message is in flight: return the handle, and the "
+             "next reduce() or finish() waits.", (REDUCE, REDUCE.replace("return", "work ="), ASYNC,
                                  f"{ASYNC}\n        work.wait()\n        return work")),
-        Slip("A message under way may hold a copy of its bucket. reduce() first waits for those "
-             "before: while self.works: self.works.pop().wait().",
+        Slip("A message in flight may hold a copy of its bucket. reduce() must first wait for "
+             "earlier messages: while self.works: self.works.pop().wait().",
              ("while self.works:", "while False:"), ("while self.works:", "while self.works[1:]:")),
-        Slip("Wait for the handles that you take out of self.works.",
+        Slip("Wait for every handle that you pop from self.works.",
              ("self.works.pop().wait()", "self.works.pop()")),
-        Slip("One message for each bucket, and nothing else.",
+        Slip("Send one message for each bucket, and nothing else.",
              (DIVIDE, f"dist.all_reduce(torch.ones(4).to(bucket.flat), group=bucket.group)\n"
               f"        {DIVIDE}")),
         # finish
-        Slip("finish() calls bucket.set_optimizer_gradients() for every bucket, when all messages "
-             "have arrived.", (HAND, "pass"),
+        Slip("finish() must call bucket.set_optimizer_gradients() for every bucket, once all "
+             "messages have arrived.", (HAND, "pass"),
              (f"        for bucket in self.buckets:\n            {HAND}",
               f"        for bucket in self.buckets[:1]:\n            {HAND}")),
-        Slip("super().finish() launches what is left and waits for all of it: call it first.",
+        Slip("super().finish() sends what is left and waits for all messages: call it first.",
              ("        super().finish()\n", "")),
-        Slip("Another rank has used it: super().finish() has given those parameters a gradient. "
-             "Pass them to set_optimizer_gradients(): {p for p in bucket.parameters if p.grad is "
-             "not None}.", (HAND, "bucket.set_optimizer_gradients()")),
-        Slip("No rank has used it: pass set_optimizer_gradients() only parameters that have "
-             "p.grad, or weight decay and momentum will move this one.",
+        Slip("Another rank has used this parameter, so super().finish() has given it a gradient. "
+             "Pass such parameters to set_optimizer_gradients(): "
+             "{p for p in bucket.parameters if p.grad is not None}.",
+             (HAND, "bucket.set_optimizer_gradients()")),
+        Slip("No rank has used this parameter: pass set_optimizer_gradients() only parameters that "
+             "have a p.grad, or weight decay and momentum will move it.",
              (HAND, "bucket.set_optimizer_gradients(set(bucket.parameters))")),
         # step_ends
-        Slip("step_ends() must gather what the owners have stepped: one all-gather of the shards "
+        Slip("step_ends() must gather the shards that their owners have updated: one all-gather "
              "for each bucket.", (GATHER, "pass")),
-        Slip("step_ends() is for all buckets.",
+        Slip("step_ends() must handle all buckets, not only the first.",
              (IN_STEP_ENDS, IN_STEP_ENDS.replace("buckets:", "buckets[:1]:"))),
-        Slip("The optimizer steps float32 masters: bucket.update_shard() rounds them into the "
-             "shard, before it is gathered.", (UPDATE, "pass"),
+        Slip("The optimizer updates float32 master weights: before the all-gather, "
+             "bucket.update_shard() must round them into the shard.", (UPDATE, "pass"),
              (f"{UPDATE}\n            {GATHER}", f"{GATHER}\n            {UPDATE}")),
-        Slip("Send bucket.shard: bucket.master has float32's bytes, also where weights have 16 "
-             "bits.", (GATHER, GATHER.replace("bucket.shard", "bucket.master"))),
-        Slip("Gather the shards of the weights. bucket.shard_grad is a gradient, and None by now.",
+        Slip("Send bucket.shard: bucket.master is in float32 even if the weights have 16 bits.",
+             (GATHER, GATHER.replace("bucket.shard", "bucket.master"))),
+        Slip("Gather the shards of the weights. bucket.shard_grad is for the gradient, and is None "
+             "by now.",
              (GATHER, GATHER.replace("bucket.shard", "bucket.shard_grad"))),
-        Slip("Each rank has stepped its own shard only: an all-gather, not a broadcast.",
+        Slip("Each rank has updated only its own shard: use an all-gather, not a broadcast.",
              (GATHER, "dist.broadcast(bucket.weights, group=bucket.group, group_src=0)")),
-        Slip("In step_ends() leave async_op out, or wait() before the forward can read the "
+        Slip("In step_ends(), leave out async_op, or call wait() before the forward can read the "
              "weights.", (GATHER, f"{GATHER[:-1]}, async_op=True)")),
     ), hints=(
         "An all-reduce is a reduce-scatter and an all-gather. Which one belongs in backward, "
@@ -228,54 +231,55 @@ STAGE_1 = Proof(
 OWN = "return torch.empty_like(bucket.shard)"
 BEFORE = "self.free_gradients(self.buckets[: self.buckets.index(bucket)])"
 IN_THE_END = "super().finish()\n        self.free_gradients(self.buckets)"
-ARRIVED = ("Those before this one have arrived: free them, "
-           "self.buckets[: self.buckets.index(bucket)].")
+ARRIVED = ("The buckets before it have already been reduced: free them, self.buckets[: "
+           "self.buckets.index(bucket)].")
 
 STAGE_2 = Proof(
     ZeroStage2, *_stages(_see_stage_2, {
         "two buckets of gradients are whole at most; in the end 1/R of them is left": MEMORY}),
     mistakes=(
-        Slip(f"When a bucket leaves, place_of() frees memory. {ARRIVED}", (BEFORE, "pass")),
-        Slip("Two buckets are enough: the one that leaves, and the one that is being filled. Free "
-             "the one right before this one, too.",
+        Slip(f"When a bucket is sent, place_of() must free memory. {ARRIVED}", (BEFORE, "pass")),
+        Slip("Two buckets are enough: the one being sent and the one being filled. Free the one "
+             "right before this one as well.",
              (BEFORE, BEFORE.replace("self.buckets.index(bucket)]",
                                      "max(0, self.buckets.index(bucket) - 1)]"))),
-        Slip(f"This one is still to be sent. {ARRIVED}",
+        Slip(f"This bucket has not been sent yet. {ARRIVED}",
              (BEFORE, BEFORE.replace("(bucket)]", "(bucket) + 1]")),
              (BEFORE, "self.free_gradients(self.buckets)"), (BEFORE, "bucket.free_gradients()")),
-        Slip("Bucket 0 has none before it: buckets[0 - 1] is the last one.",
+        Slip("No bucket comes before bucket 0: buckets[0 - 1] is the last one.",
              (BEFORE, "self.buckets[self.buckets.index(bucket) - 1].free_gradients()")),
-        Slip("bucket.shard_grad must not be a view of bucket.flat, because that is freed: the mean "
-             "arrives in a place of its own.", (OWN, "return super().place_of(bucket)")),
-        Slip("A place as large as the shard: torch.empty_like(bucket.shard).",
+        Slip("bucket.shard_grad must not be a view of bucket.flat, which will be freed: give the "
+             "mean memory of its own.", (OWN, "return super().place_of(bucket)")),
+        Slip("Allocate only as much memory as the shard needs: torch.empty_like(bucket.shard).",
              (OWN, "return torch.empty_like(bucket.flat)[: len(bucket.shard)]"),
              (OWN, "return torch.empty_like(bucket.weights)[: len(bucket.shard)]")),
-        Slip("The place has the shard's type: torch.empty_like(bucket.shard).",
+        Slip("The memory must have the shard's dtype: torch.empty_like(bucket.shard).",
              (OWN, "return torch.empty(len(bucket.shard), device=bucket.shard.device)")),
-        Slip("bucket.shard holds weights, and the mean would be written over them: "
+        Slip("bucket.shard holds weights, which the mean would overwrite: "
              "torch.empty_like(bucket.shard).", (OWN, "return bucket.shard"),
              (OWN, "return bucket.master.detach()")),
-        Slip("The optimizer's gradients hold their memory as long as it is needed: keep no other "
-             "reference, and make a new place each time.",
+        Slip("The optimizer's gradients keep their memory alive as long as it is needed: hold no "
+             "other reference, and allocate new memory each time.",
              (OWN, "if not hasattr(bucket, 'place'):\n            bucket.place = torch.empty_like("
               "bucket.shard)\n        return bucket.place"),
              (OWN, "if not hasattr(bucket, 'places'):\n            bucket.places = []\n        "
               "bucket.places.append(torch.empty_like(bucket.shard))\n        return "
               "bucket.places[-1]")),
-        Slip("finish() frees the gradients of all buckets, once the optimizer has its part: "
+        Slip("Once the optimizer has its part, finish() must free the gradients of all buckets: "
              "self.free_gradients(self.buckets).", (IN_THE_END, "super().finish()"),
              (IN_THE_END, f"{IN_THE_END[:-1]}[:-1])")),
-        Slip("First super().finish(), which waits for all; then free.",
+        Slip("Free the gradients after super().finish(), which waits for all messages.",
              (IN_THE_END, "self.free_gradients(self.buckets)\n        super().finish()")),
-        Slip("super().finish() waits for all messages and hands the optimizer its gradients.",
+        Slip("Call super().finish(): it waits for all messages and gives the optimizer its "
+             "gradients.",
              (IN_THE_END, "self.free_gradients(self.buckets)")),
-        Slip("bucket.drop_gradients() drops the optimizer's, too. bucket.free_gradients() frees "
-             "the memory of the whole ones.",
+        Slip("bucket.drop_gradients() drops the optimizer's gradients as well. "
+             "bucket.free_gradients() only frees the memory of the whole ones.",
              ("            bucket.free_gradients()", "            bucket.drop_gradients()")),
     ), hints=(
-        "When a bucket leaves, which other buckets are no longer needed?",
-        "place_of() frees the buckets before this one, and returns new memory as long as the "
-        "shard. finish() does what stage 1 does, and frees all.",
+        "When a bucket is sent, which other buckets are no longer needed?",
+        "place_of() frees the buckets before this one, and returns new memory the size of the "
+        "shard. finish() does what stage 1 does, and then frees all buckets.",
         "self.free_gradients(self.buckets[: self.buckets.index(bucket)]); return "
         "torch.empty_like(bucket.shard)",
     ))

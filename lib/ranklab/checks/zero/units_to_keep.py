@@ -11,25 +11,26 @@ from ranklab.checks.trial import refuses
 from ranklab.zero import keeping
 
 SLOWER, CALLS, SEED = 1.02, 3000, 6  # than the best; of step.seconds() for one step
-SEARCH = ("Is there a unit to add, to drop, or to put in another's place, so that step.seconds() "
-          "is less? Look until there is none.")
-TOO_MANY = f"n units have 2^n sets, so you can't look at all. {SEARCH}"
+SEARCH = ("Does adding a unit, dropping one, or swapping one for another lower step.seconds()? "
+          "Repeat until no change does.")
+TOO_MANY = f"n units have 2^n sets, too many to try them all. {SEARCH}"
 UNITS = "Return a list of units, numbers from 0 to"
-NO_ROOM = ("step.seconds(kept) is infinite. All that is kept is whole at the turn, and beside what "
-           "is kept each other unit must fit.")
-LARGEST = "The largest unit must fit: raise ValueError(...)."
-EXACT = "The largest unit fits where it is as large as the limit, and not above it."
+NO_ROOM = ("step.seconds(kept) is infinite. All kept units are whole when forward turns to "
+           "backward, and every other unit must still fit next to them.")
+LARGEST = "If the largest unit does not fit, raise ValueError(...)."
+EXACT = "A unit exactly as large as the limit still fits: raise only for a larger one."
 RULES = {  # all choices are as the rule of the sentence has them
-    "Nothing stays whole: each unit is gathered twice. What would a kept one save?":
+    "Nothing stays whole, so each unit is gathered twice. What would keeping one save?":
         lambda step: [],
-    "You keep those that are used again soonest, as long as they fit (DeepSpeed's "
-    "stage3_max_reuse_distance). What does each save for its bytes?": keeping.last_that_fit,
-    "Kept units fill the memory. Then the next unit can't travel while one computes: leave room.":
+    "You keep the units that are used again soonest, as long as they fit (DeepSpeed's "
+    "stage3_max_reuse_distance). How much does each save per byte?": keeping.last_that_fit,
+    "The kept units fill the memory, so the next unit can't be gathered while one computes: leave "
+    "room.":
         lambda step: keeping.keep_in_order(step, range(len(step.nbytes))[::-1]),
-    "The smallest units save the most messages for their bytes. But a message that hides behind "
-    "computing costs no time, and when memory is full no message "
-    "hides.": lambda step: keeping.keep_in_order(
-        step, sorted(range(len(step.nbytes)), key=lambda unit: step.nbytes[unit])),
+    "The smallest units save the most messages per byte. But a message hidden behind computation "
+    "costs no time, and when memory is full, no message is hidden.":
+        lambda step: keeping.keep_in_order(
+            step, sorted(range(len(step.nbytes)), key=lambda unit: step.nbytes[unit])),
 }
 
 
@@ -107,9 +108,9 @@ KEEP = Exercise(
                         "itertools.combinations(units, n)), key=step.seconds))"),
              itertools=itertools),
     ), hints=(
-        "What does step.seconds() say of no unit, of all that fit, and of those between?",
-        "n units have 2^n sets. Begin with one of them, and look at those that differ from it a "
-        "little. When is one better, and when do you stop?",
-        "Add a unit, drop one, or put one in another's place: take the best of these changes, "
-        "again and again, until none of them makes step.seconds(kept) less.",
+        "What does step.seconds() return for no units, for all that fit, and for sets in between?",
+        "n units have 2^n sets. Begin with one of them, and look at those that differ from it "
+        "slightly. When is one better, and when do you stop?",
+        "Add a unit, drop one, or swap one for another: make the best of these changes, again and "
+        "again, until none of them lowers step.seconds(kept).",
     ))
