@@ -351,7 +351,7 @@ def test_predictions(value, line, capsys):
 
 @pytest.mark.parametrize("name, value, sentence", [
     ("token_round_ms", 20.46, "one more brings the token home"), ("token_round_ms", 20.5, ""),
-    ("token_round_ms", 20, ""), ("top_k_break_even", 101, "it sends more already"),
+    ("token_round_ms", 20, ""), ("top_k_break_even", 101, "it already sends more"),
     ("top_k_break_even", 99, "it still sends less"), ("top_k_break_even", 100.4, "a whole number"),
     ("samples_per_rank", 449, "one image would be left out")])
 def test_a_number_that_is_off_by_one_is_told_so(name, value, sentence, monkeypatch):
@@ -399,7 +399,7 @@ def test_a_predicted_number_is_shown_as_a_person_would_write_it(value, words):
     (lambda a, b, c: a * c / b / 2, "2 are forward's"),
     (lambda a, b: a, "can't be called with 3 numbers"), (524, "a formula is wanted: lambda tokens"),
     (lambda a, b, c: a / 0, "it raises ZeroDivisionError"),
-    (lambda a, b, c: "many", "which is no number"), (lambda a, b, c: math.inf, "it gives inf")])
+    (lambda a, b, c: "many", "which is not a number"), (lambda a, b, c: math.inf, "it gives inf")])
 def test_a_formula_is_tried_and_what_is_seen_of_it_is_said(formula, sentence, monkeypatch):
     monkeypatch.undo()
     state, line = judge_prediction(labs.find_prediction("largest_data_parallel"), formula)

@@ -15,7 +15,7 @@ from ranklab.course.mistakes import common, to_tell
 from ranklab.course.submission import Row
 
 ANSWER = labs.find_exercise("ring_shift").hints[0]
-SENDS = "All ranks wait in send. gloo's send returns when the other side receives, and nobody does."
+SENDS = "All ranks wait in send: gloo's send returns only when the other side receives."
 EVIL = "\"'><img src=x onerror=alert(1)></td></table><script>alert(1)</script>\u202e\x00"
 
 

@@ -83,7 +83,8 @@ def why_hang(doing):
                 "its message may be lost.")
     if returned:
         return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} in "
-                f"{' and '.join(calls)}. All ranks of a group must make that call equally often.")
+                f"{' and '.join(calls)}. All ranks of a group must make that call the same number "
+                "of times.")
     if calls in (["send"], ["recv"]):
         return SEND_FIRST if calls == ["send"] else RECEIVE_FIRST
     if len(calls) > 1 and not MESSAGES.intersection(calls):

@@ -93,7 +93,7 @@ class Formula:
                 if isinstance(grown, float) and value and \
                         f"{grown / value:.3g}" != f"{ours:.3g}":
                     return (f"when {name} doubles, from {self._at(point)}, it grows by a factor of "
-                            f"{grown / value:.3g}; right is {ours:.3g}{rounded}")
+                            f"{grown / value:.3g}; the right factor is {ours:.3g}{rounded}")
         return f"at {self._at(points[0])} it is {values[0]:.4g}, and that is not right{rounded}"
 
     def _at(self, point):
@@ -113,7 +113,7 @@ def _value(formula, point):
     try:
         number = float(value)
     except (TypeError, ValueError):
-        return f"gives {' '.join(repr(value).split())[:40]}, which is no number"
+        return f"gives {' '.join(repr(value).split())[:40]}, which is not a number"
     return number if math.isfinite(number) else f"gives {number}"
 
 

@@ -32,10 +32,9 @@ def located(where, look, *args):
 
 def refused(what, call):
     """Return a look at whether call() raises ValueError; it is called now, on all ranks."""
-    return partial(expect, refuses(call), f"{what}: no ValueError", "Raise ValueError before "
-                                                                    "training begins, with a "
-                                                                    "message that says what is "
-                                                                    "wrong.")
+    return partial(expect, refuses(call), f"{what}: no ValueError",
+                   "Raise ValueError before training begins, with a message that says what is "
+                   "wrong.")
 
 
 def on_groups(trial, fn, ranks, grouping=ALL):

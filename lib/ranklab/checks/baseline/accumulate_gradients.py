@@ -88,14 +88,14 @@ DIVIDE = "Divide by the number of targets in the whole batch that are not IGNORE
 ACCUMULATE = Proof(
     accumulate_gradients,
     Stage({"equal pieces, one piece, a ragged last piece: the gradient of the whole batch": (),
-           "the mean loss is returned, and not its graph": LOSS,
+           "the mean loss is returned, without its graph": LOSS,
            "gradients are added to what .grad held; inputs and weights are unchanged": (
                *AFTERWARDS, WEIGHTS, *(AGAIN.format(name) for name in told_gradients(_model()))),
            "one piece at a time is in memory": (PEAK,)},
           _see, (Case("8 rows in pieces of 2", 8, 2), Case("1 piece", 4, 9),
                  Case("9 rows in pieces of 4: the last has 1", 9, 4)),
           oracle=whole_batch, through=torch.float32),
-    Stage("targets that are IGNORE, unequal in number, do not count",
+    Stage("IGNORE targets do not count, even if some pieces have more of them than others",
           _see, (Case("6 rows in pieces of 2, some targets are IGNORE", 6, 2, (11, 9, 0, 0, 3)),
                  Case("4 rows in pieces of 1, one has nothing but IGNORE", 4, 1, (0, 0, 12))),
           oracle=whole_batch, through=torch.float32),

@@ -86,9 +86,9 @@ CHECKPOINTED = Proof(
            f"only the inputs are kept, {INPUTS:,} bytes; function runs once more": (KEPT, CALLS)},
           _see, (Layers(),), oracle=plainly),
     Stage({"same gradients with dropout: the second forward draws the same random numbers": (),
-           "afterwards random numbers go on as if nothing had been computed twice": (GOES_ON,)},
+           "afterwards random numbers continue as if nothing had been computed twice": (GOES_ON,)},
           _see, (Layers(dropout=0.5),), oracle=plainly),
-    Stage("the same of a function with two outputs", _see, (Layers(two_outputs=True),),
+    Stage("the same for a function with two outputs", _see, (Layers(two_outputs=True),),
           oracle=plainly),
     mistakes=(
         Slip("Keep only the inputs: call ctx.save_for_backward(*inputs), and run function inside "

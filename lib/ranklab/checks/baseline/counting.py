@@ -75,7 +75,7 @@ ATTENTION, TIMES = "2 * seq * C", "3 * forward if backward else forward"
 FLOPS = Proof(
     transformer_flops,
     Stage({"forward: equal to torch's counter, for two models and three shapes of batch": (),
-           "forward and backward: equal too": ("forward and backward",)},
+           "forward and backward: equal as well": ("forward and backward",)},
           _see_flops, (Step(TINY, 1, 23), Step(TINY, 5, 17), Step(WIDE, 2, 64)),
           oracle=counted_flops),
     mistakes=(

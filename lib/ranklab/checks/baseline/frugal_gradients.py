@@ -25,7 +25,7 @@ MOST, WORK = 2, 1.5  # times the bound, times the FLOPs of the plain step
 CASES = (  # rows, tokens, IGNOREd targets of each row, whether the embedding is frozen
     ("1 row", 1, 40, (), False),
     ("5 rows of 27 tokens, fewer than n_ctx", 5, 27, (), False),
-    ("3 rows, some targets are IGNORE, all of one row", 3, 40, (2, 40, 4), False),
+    ("3 rows, some targets are IGNORE, including one whole row", 3, 40, (2, 40, 4), False),
     ("2 rows, a frozen embedding, a head of its own", 2, 40, (), True),
 )
 # What is said.

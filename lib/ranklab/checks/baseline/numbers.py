@@ -22,7 +22,7 @@ PREDICTIONS = (
                      "day."),
                answer=lambda: 6 * 1.5e9 * 30e9 / (0.4 * H100.bf16_flops) / 86400,
                mistakes={2.63: "that is forward alone; a step costs three forwards",
-                         3.16: "that is the time at 100% of the peak, which nobody reaches",
+                         3.16: "that is the time at 100% of the peak, which no GPU reaches",
                          1.26: "you multiplied by 0.4; divide: a slower GPU takes longer",
                          189.5: "these are hours"},
                why="The whole course is about turning this week into an hour."),
@@ -42,16 +42,16 @@ PREDICTIONS = (
                hint="How many FLOPs does the model need in a second, and how many could the GPU "
                      "do?",
                answer=lambda: 100 * mfu(MEDIUM, 160_000, H100.bf16_flops),
-               mistakes={0.39: "that is a fraction; give it in per cent",
+               mistakes={0.39: "that is a fraction; give it in percent",
                          3.91: "a factor of ten is lost: 2.42e9 x 1.6e5 is 3.9e14",
                          13.0: "2.423 GFLOP is forward and backward together",
-                         19.5: "989 TFLOP/s is the dense peak already"},
+                         19.5: "989 TFLOP/s is already the dense peak"},
                why="Well-tuned code gets 35% to 45%."),
     Prediction("adam_gb", solution="16 * 7", unit="GB",
                hint="Add up the row of the table: how many bytes does one parameter need in all?",
                answer=lambda: sum(model_state_bytes(7e9, "mixed").values()) / 1e9,
                mistakes={14: "those are the weights alone",
-                         28: "weights and gradients; Adam keeps more",
+                         28: "those are the weights and gradients; Adam keeps more",
                          84: "the float32 master weights are missing, 4 bytes a parameter",
                          56: "Adam's two moments are float32 here, and there are master weights"},
                why="That is more than any 80 GB GPU holds, before the first activation."),
@@ -59,19 +59,20 @@ PREDICTIONS = (
                hint="Count the numbers that one block keeps for one token, in multiples of C; "
                      "then multiply.",
                answer=_blocks_gb, tolerance=0.03,
-               mistakes={12.9: "two bytes a number in bf16, not four",
+               mistakes={12.9: "a bf16 number has two bytes, not four",
                          0.805: "that is one sequence; the batch has 8",
                          0.268: "that is one layer; there are 24",
-                         3.22: "one byte a number; bf16 has two",
-                         6.84: "17 C a token: attention's output, which is the input of `out`, is "
-                               "one tensor",
-                         7.25: "18 C a token: q, k and v read one tensor, not three"},
+                         3.22: "that is one byte a number; bf16 has two",
+                         6.84: "that is 17 C a token: attention's output is also the input of "
+                               "`out`, so count it once",
+                         7.25: "that is 18 C a token: q, k and v read one tensor, not three"},
                why="Activation memory grows with the batch and the sequence; model states do not."),
     Prediction("ragged_factor", solution="(1 / 3) / (1 / 9)", tolerance=0.001,
                hint="What share of the final mean does the last row get, and what share should "
                      "it get?",
                answer=lambda: (1 / 3 * 1 / 1) / (1 / (4 + 4 + 1)),
-               mistakes={4: "yes, against a row of a full piece; and against its true 1/9?",
+               mistakes={4: ("that is right compared with a row of a full piece; what about its "
+                             "true share, 1/9?"),
                          9: "its weight is 1/3, not 1: three pieces share the mean"},
                why="This bug causes no crash, and one framework shipped it for years."),
     Prediction("logits_mb", solution="1024 * 50304 * 4 / 1e6", unit="MB", tolerance=0.03,
@@ -87,9 +88,11 @@ PREDICTIONS = (
                      "does checkpointing add?"),
                answer=lambda: 100 * transformer_flops(MEDIUM, 1, 1024, backward=False)
                / transformer_flops(MEDIUM, 1, 1024),
-               mistakes={50: "backward is two forwards, so a step is three; one more is a third",
+               mistakes={50: ("backward costs two forwards, so a step costs three; one more adds a "
+                              "third"),
                          100: "only the forward is computed twice, not backward",
-                         25: "yes, of the new step; and of the old one?"},
+                         25: ("that is its share of the new step; what is it relative to the old "
+                              "one?")},
                why=("That is the most it can be, because the head is in no block and runs only "
                     "once.")),
     Prediction("break_even_intensity", solution="989.4e12 / 3.35e12", unit="FLOP/byte",

@@ -74,11 +74,11 @@ HALVED, DOUBLED = "scale=state.scale / 2, clean_steps=0", "scale=state.scale * 2
 COUNTS, REACHED = "clean_steps=state.clean_steps + 1", "state.clean_steps + 1 < state.interval"
 SCALE_LOSS = Proof(
     scale_loss,
-    Stage({"gradients are divided by the scale; a step with inf or NaN, in one number only, is "
-           "left": (),
+    Stage({"gradients are divided by the scale; a step with inf or NaN, even in a single number, "
+           "is skipped": (),
            "the scale doubles after three clean steps, and halves after an overflow: 19 steps": ()},
           _see, (Run(LossScale(2.0**11, 0, 3), len(STEPS)),), oracle=by_grad_scaler),
-    Stage("all that it remembers is in `state`: a second run, one step before it doubles",
+    Stage("everything it remembers is in `state`: a second run, one step before it doubles",
           _see, (Run(LossScale(2.0**9, 1, 2), 1, shows_all=True),
                  Run(LossScale(2.0**9, 0, 2), 1, shows_all=True)), oracle=by_grad_scaler),
     mistakes=(

@@ -23,10 +23,10 @@ def _cause_of(name, *against, why, hint):
 PREDICTIONS = (
     _cause_of(
         "train_with_owners",
-        "until it stands still each rank has made 4 reduces, and is in its first broadcast",
-        "the first tensors that they send are of other sizes because they are other tensors: name "
-        "by name the sizes are the same on all ranks",
-        "there is one group, that of all ranks",
+        "when it hangs, each rank has made 4 reduces and is in its first broadcast",
+        "the first tensors that they send differ in size because they are different tensors: name "
+        "by name, the sizes are equal on all ranks",
+        "there is only one group, with all ranks",
         "all ranks have slept for a second, and none of them uses its core",
         hint=("All ranks wait at the same line. Let each rank print `name` and `owner[name]` "
               "before it."),
@@ -34,27 +34,28 @@ PREDICTIONS = (
              "receives.")),
     _cause_of(
         "train_on_a_grid",
-        "by group the calls are the same, in the same order, on all of its ranks; print them",
+        "within each group, all ranks make the same calls in the same order; print them",
         "in a step each rank makes two calls in its row, and two in its column",
-        "with width=32 each rank has 16 rows of the one matrix and 16 columns of the other",
+        "with width=32 each rank has 16 rows of one matrix and 16 columns of the other",
         "the report names a line for each of the four ranks, and none has returned",
         hint=("The report says where each rank waits. In which group does it wait, and for which "
               "rank?"),
-        why="0 waits in a row for 1, 1 in a column for 3, 3 in a row for 2, 2 in a column for 0."),
+        why=("Rank 0 waits in its row for 1, 1 in its column for 3, 3 in its row for 2, and 2 in "
+             "its column for 0.")),
     _cause_of(
         "train_until_good",
-        "there is one call in a step, so there is no order",
-        "the rank that is gone has returned its weights",
-        "there is one group, that of all ranks",
-        "the rank that is missed has returned: it will not come",
+        "there is only one call in a step, so there is no order to get wrong",
+        "the missing rank has returned its weights",
+        "there is only one group, with all ranks",
+        "the missing rank has returned: it will not come",
         hint="Which rank has returned? Let each rank print its step and what it has called so far.",
         why=("A rank without a clear scan skips a call, and a rank whose own score is good enough "
              "leaves the loop.")),
     _cause_of(
         "train_large_batch",
         "all ranks do the same work: the same windows, calls and bytes",
-        "that costs calls, not bytes; and the bytes are 8 times those of a gradient",
-        "that would be half of the bytes, and 8 times too many are sent",
+        "that costs calls, not bytes; and the bytes sent are 8 times those of one gradient",
+        "that would only halve the bytes, but 8 times too many are sent",
         "the bytes of a step are 8 times those of the model's gradient",
         hint=("Compare two numbers: the bytes that a rank sends in a step, and the bytes of one "
               "gradient."),
@@ -62,9 +63,9 @@ PREDICTIONS = (
              "11 calls.")),
     _cause_of(
         "train_on_functions",
-        "another card has changed nothing, and its time goes with its tokens",
+        "another card changed nothing, and its time grows with its number of tokens",
         "each rank has 8 functions in a step, in 4 piles",
-        "it comes last into each all-reduce, and waits there the least",
+        "it enters each all-reduce last, and waits there the least",
         "its time goes into forward and backward: look at its timeline",
         hint="How long does each rank compute, and on how many tokens?",
         why=("The batch is sorted by length, so the last rank gets the longest functions, nearly "
@@ -86,26 +87,27 @@ PREDICTIONS = (
         "all-reduces a step, one for each parameter",
         "each rank has 60 of the 240 images of a step; and other images on rank 0 would change "
         "the averaged gradient, which all ranks use",
-        "the last `weights` of rank 0 differ from the others' as well, by up to 0.34: it is not "
-        "the mean",
+        "the last `weights` of rank 0 also differ from the others', by up to 0.34: the running "
+        "mean is not the cause",
         hint="Compare `start`, `weights` and their difference across the ranks.",
-        why="`start` of rank 0 is another one, by up to 0.34; `weights - start` is the same on all "
-            "ranks, to 1e-7. All move alike, so what differs at the start differs for ever."),
+        why=("`start` differs on rank 0, by up to 0.34; `weights - start` is the same on all "
+             "ranks, to 1e-7. All ranks make the same updates, so a difference at the start never "
+             "goes away.")),
     _cause_of(
         "no_faster",
         "Traffic counts 240 all-reduces on each rank: two parameters, 120 steps",
-        "4 x 24 images are the step of one rank. But 60 steps of 24 images are a whole epoch on "
-        "each rank; 15 would do",
+        "4 x 24 images are a step on one rank. But 60 steps of 24 images are a whole epoch on each "
+        "rank; 15 would be enough",
         "the `weights` of all ranks are equal, to the bit",
         hint="What does `seen` hold on each rank, and how long is it?",
-        why="`seen` is one and the same list on all four ranks: each reads all 1,437 images in an "
-            "epoch. The weights are those of one rank with batch=24, to the bit."),
+        why=("`seen` is the same list on all four ranks: each reads all 1,437 images in an epoch. "
+             "The weights are those of one rank with batch=24, to the bit.")),
     _cause_of(
         "worse_together",
         "one process with the same 128 images has the same gradient; a sum would be four times "
-        "that. And no sum lets the rate fall to nearly 0: its last value is 0.023",
-        "36 steps of 4 x 32 images are four epochs of 1,152: through the gradients each rank "
-        "learns of all of them",
+        "that. And a sum would not make the rate fall to nearly 0: its last value is 0.023",
+        "36 steps of 4 x 32 images are four epochs of 1,152: through the gradients, each rank "
+        "learns from all of them",
         "the rate never warms up: the first one, 0.03, is the largest, on one rank as on four",
         hint="Print the first and the last value of `rates`, on one rank and on four.",
         why="`rates` go from 0.030 to 0.0002 on one rank, and from 0.030 to 0.023 on four, where "
@@ -113,27 +115,28 @@ PREDICTIONS = (
     _cause_of(
         "two_scores",
         "the `weights` of all ranks are equal, to the bit",
-        "images.held_out and its labels are the same on all ranks, and no rank cuts them",
-        "model.eval() is called. Without it all ranks count 307: they would normalise the same "
-        "360 images by themselves",
+        "images.held_out and its labels are the same on all ranks, and no rank takes only a part "
+        "of them",
+        "model.eval() is called. Without it, all ranks count 307: each would normalise over the "
+        "same 360 images",
         hint="Compare everything in model.state_dict() across the ranks, not only what is trained.",
         why=("All parameters are equal, but the running statistics differ, by up to 0.08 in the "
              "variances. With rank 0's buffers all ranks count 315, not one process's 322: in "
              "training as well, each rank normalised over its own 60 images.")),
     _cause_of(
         "moving_curve",
-        "a sum of four ranks' means would be 22, and the first loss is 5.5023",
-        "their targets are -100, which cross_entropy leaves out: all 24 lines together or each "
-        "alone, the sum over the tokens, divided by 1,145, is 5.5052",
-        "that moves 5.5 in its seventh digit; here it is the fourth",
+        "a sum of four ranks' means would be 22, but the first loss is 5.5023",
+        "their targets are -100, which cross_entropy ignores: with all 24 lines together or one by "
+        "one, the sum over the tokens divided by 1,145 is 5.5052",
+        "that changes the seventh digit of 5.5; here the fourth one changes",
         hint="In the first step all weights are still equal. How many tokens does each rank have?",
         why=("In the first step the ranks have 160, 272, 335 and 378 targets, yet each rank's mean "
              "has a weight of a quarter. The mean over all 1,145 is 5.5052, for any number of "
              "ranks and pieces.")),
     _cause_of(
         "wide_layer",
-        "the losses of step 0 differ already, 5.561 and 5.577: no gradient has been averaged "
-        "by then",
+        "the losses of step 0 already differ, 5.561 and 5.577: no gradient has been averaged by "
+        "then",
         "the bytes of step 0 add up to 7,513 on both ranks of the first pair",
         "y, after the all-reduce, is the same on both ranks of a pair: 1.3094 in all",
         hint=("In step 0, what is the last tensor that is equal on ranks 0 and 1? Run it with p=0 "
@@ -152,9 +155,8 @@ PREDICTIONS = (
     _cause_of(
         "gathered_model",
         "one rank has nothing to add up, and its losses are the same: 5.628, 5.610, 5.112",
-        "the loss of step 1 is 5.610 with lr=0 and with lr=100: it is no matter of the size "
-        "of a step",
-        "one rank has one shard, in no order, and its losses are the same: 5.628, 5.610, "
+        "the loss of step 1 is 5.610 with lr=0 and with lr=100: the size of a step does not matter",
+        "one rank has a single shard, so no order, and its losses are the same: 5.628, 5.610, "
         "5.112",
         hint=("Does it diverge on one rank as well? What does the first loss depend on? Change the "
               "rate to 0, then to 100."),
@@ -195,7 +197,7 @@ PREDICTIONS = (
         "validated_digits",
         "a MemoryCurve adds up what is alive, without gaps; on rank 0 it grows by 214,572 "
         "bytes a step",
-        "they take 92,160 bytes and are made once; a step leaves 214,572",
+        "they take 92,160 bytes and are made once; each step leaves 214,572 behind",
         "all ranks make the same 16 all-reduces in 4 steps, and none of them gathers",
         "ranks 1 to 3 have the same optimizer, and peak at 628,288 bytes after 4 steps and "
         "after 8",
@@ -206,17 +208,18 @@ PREDICTIONS = (
     _cause_of(
         "stored_digits",
         "replicas_agree is True after each step",
-        "all losses are finite, the largest is 13.9, and so are the weights",
+        "all losses are finite (the largest is 13.9), and so are the weights",
         "its largest number is 14,712; in all other shards it is 1.85",
         "with a tenth of it the loss is 2.38 in step 4, and 18.5 in step 5",
         hint=("Which shard does each rank read in step 5? Look at its numbers, and at everything "
               "that comes with it."),
-        why="sha256 of shard 21 is not what stands beside it. Rank 1 of 4 reads it in step 5, one "
-            "rank alone in step 21. Mended, the run is as if the damaged shard had no images."),
+        why=("The sha256 of shard 21 does not match the one stored with it. Rank 1 of 4 reads it "
+             "in step 5, one rank alone in step 21. Once fixed, the run is as if the damaged shard "
+             "had no images.")),
     _cause_of(
         "resumed_digits",
         "in each step the four ranks have 120 different images",
-        'state["step"] is 8, and 12 losses are there for 12 steps',
+        'state["step"] is 8, and there are 12 losses for 12 steps',
         "the norm of its momentum is 4.448 in the file, and after loading",
         "replicas_agree is True after loading",
         hint=("Collect what all ranks return as `seen`, and count the images: twelve steps are two "
@@ -229,8 +232,8 @@ PREDICTIONS = (
         "where all ranks have saved (first=4), the loss of step 8 is 0.50, as without a "
         "stop",
         "each rank has 16 columns before and after",
-        "float32 is saved, and the restart with first=4 is as good as none",
+        "float32 is saved, and with first=4 the result is as if there had been no restart",
         hint="Each rank has a file of its own. What does each file hold?",
-        why='state["step"] is 8, 4, 8 and 8 on the four ranks. Mended, the run goes on from the '
-            "newest step that all ranks have, and nothing is lost but what came after it."),
+        why=('state["step"] is 8, 4, 8 and 8 on the four ranks. Once fixed, the run continues from '
+             "the newest step that all ranks have, and loses only what came after it.")),
 )

@@ -16,7 +16,7 @@ FIRST = "Return the first call that differs."
 TWO = "Two ranks wait for each other: the smallest comes first."
 SEVERAL = "A rank may wait for several others, and the first one you try may lead to a dead end."
 LEADS = "Rank 0 only leads into the circle: it is not part of it."
-NOBODY = "2 waits for nobody: that is no circle."
+NOBODY = "Rank 2 waits for no rank: that is not a circle."
 ONE_ALONE = "One rank alone has the largest norm."
 ONE_OF_5 = "Two ranks have the largest norm, but in only one step of 5."
 NO_TENTH = "2 of 29 steps are less than a tenth."
@@ -36,7 +36,7 @@ def agree(fn, cases, args_of=lambda given: (given,)):
         value = value.item() if hasattr(value, "item") else value  # of numpy or torch
         expect(value == right and type(value) is type(right),
                f"for {shortened(kept)} it returns {value!r}, not {right!r}", hint)
-        expect(given == kept, "what it is given is changed", "Work on copies.")
+        expect(given == kept, "it changes what it is given", "Work on copies.")
 
 
 def shortened(given):
@@ -49,14 +49,14 @@ def check_first_difference(first_difference):
     agree(first_difference, (
         ({0: [a, b], 1: [a, b]}, None, "Alike is None."), ({}, None, "No ranks, no difference."),
         ({0: [], 1: []}, None, "No calls, no difference.")))
-    yield "None where all is alike"
+    yield "None where all calls are the same"
     agree(first_difference, (
         ({0: [a, b], 1: [b, a]}, 0, FIRST), ({0: [a, b, a], 1: [a, b, b]}, 2, FIRST),
-        ({2: [a, b, a], 5: [a, b, a], 7: [a, c, a]}, 1, "Check all ranks, including the last one; "
-                                                        "their numbers need not be 0, 1, 2."),
+        ({2: [a, b, a], 5: [a, b, a], 7: [a, c, a]}, 1,
+         "Check all ranks, including the last one; their numbers need not be 0, 1, 2."),
         ({0: [a, a, b], 1: [a, c, c]}, 1, FIRST),
-        ({0: [a, b, c], 1: [a, b, b], 2: [c, b, c]}, 0, ("The first difference between any two "
-                                                         "ranks counts."))))
+        ({0: [a, b, c], 1: [a, b, b], 2: [c, b, c]}, 0,
+         "The first difference between any two ranks counts.")))
     yield "the first call that is not the same, whichever rank differs"
     agree(first_difference, (
         ({0: [a, b, c], 1: [a, b]}, None, ALIKE), ({0: [a], 1: [a, b], 2: [a, c]}, 1, ALIKE),
@@ -79,15 +79,15 @@ def check_circle_of_waits(circle_of_waits):
         ({0: {3}, 3: {5}, 5: {3}}, [3, 5], LEADS),
         ({0: {5}, 5: {3}, 3: {5}}, [3, 5], "The smallest rank of the circle comes first."),
         ({0: {1, 2}, 1: {4}, 2: {5}, 5: {0}}, [0, 2, 5], SEVERAL),
-        ({1: {2, 3}, 2: {3}, 3: {4}, 4: {2}}, [2, 3, 4], "At a dead end, backtrack and try the "
-                                                         "other choices.")))
-    yield "also where other ranks lead to it, and where ways end"
+        ({1: {2, 3}, 2: {3}, 3: {4}, 4: {2}}, [2, 3, 4],
+         "At a dead end, backtrack and try the other choices.")))
+    yield "also where other ranks lead into it, and where there are dead ends"
     draw = random.Random(3)
     ring = draw.sample(range(64), 12)
     ring = ring[ring.index(min(ring)):] + ring[:ring.index(min(ring))]
     waits = {rank: {after} for rank, after in zip(ring, ring[1:] + ring[:1])}
     waits |= {rank: {draw.choice(ring)} for rank in set(range(64)) - set(ring)}
-    agree(circle_of_waits, ((waits, ring, "52 ranks wait for those of a circle of 12."),))
+    agree(circle_of_waits, ((waits, ring, "52 ranks wait for ranks in a circle of 12."),))
     yield "a circle of 12 among 64 ranks"
 
 
@@ -106,7 +106,7 @@ def check_own_limit(own_limit):
                     "one.")),
         ([[0.25, 0.25]] * 3 + [[0.1, 0.2]] * 5, 0.25, "Later steps are within the limit."),
         ([[1.0, 0.9995], [0.9994, 0.9996]], 1.0, ROUNDED),
-        ([[1000.0, 999.5], [999.6, 1000.0]], 1000.0, "`tolerance` is a part of the limit."),
+        ([[1000.0, 999.5], [999.6, 1000.0]], 1000.0, "`tolerance` is a fraction of the limit."),
         ([[float("nan"), 0.5, 0.5], [0.5, 0.5, float("inf")]], 0.5,
          NOT_FINITE)))
     yield "the limit, also where some steps are below it, or a norm is not finite"
@@ -118,11 +118,11 @@ def check_own_limit(own_limit):
                        "Two ranks have the largest norm in 2 of 10 steps."),
                       ([[2.0, 2.0]] + [[1.0, 0.5]] * 30, None, "Once in 31 steps is just chance."),
                       ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 27, None, NO_TENTH),
-                      ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 18, 0.5, "2 of 20 are a tenth."),
-                      ([[0.3, 0.3], [0.2, 0.2], [0.9, 0.1]], None, "There is one limit for the "
-                                                                   "whole run: its largest norm. "
-                                                                   "Which ranks reach it?")))
-    yield "None for what happens once"
+                      ([[0.5, 0.5]] * 2 + [[0.1, 0.2]] * 18, 0.5, "2 of 20 steps are a tenth."),
+                      ([[0.3, 0.3], [0.2, 0.2], [0.9, 0.1]], None,
+                       "There is one limit for the whole run: its largest norm. Which ranks reach "
+                       "it?")))
+    yield "None for what happens only once"
 
 
 def check_steps_behind(steps_behind):
@@ -133,22 +133,23 @@ def check_steps_behind(steps_behind):
         return [x + 1 if step in spoilt else x for step, x in enumerate(used)]
 
     pairs = [((late(behind), held), behind, SMALLEST) for behind in (0, 1, 3)]
-    pairs += [(([-x for x in late(1)], [-x for x in held]), 1, ("Numbers can be negative: use "
-                                                                "abs().")),
+    pairs += [(([-x for x in late(1)], [-x for x in held]), 1,
+               "Numbers can be negative: use abs()."),
               (([5.0] * 10, [5.0] * 10), 0, SMALLEST)]
     agree(steps_behind, pairs, lambda given: given)
-    yield "0 where nothing is stale, and how many steps otherwise"
+    yield "0 where nothing is stale, otherwise the number of steps"
     agree(steps_behind, (((late(1, spoilt=(7,)), held), 1, TENTH),
                          ((late(0, spoilt=(0, 9)), held), 0, TENTH),
-                         ((late(0, spoilt=(3, 9, 12)), held), None, "3 of 20 are more than that.")),
+                         ((late(0, spoilt=(3, 9, 12)), held), None,
+                          "3 of 20 steps are more than a tenth.")),
           lambda given: given)
     yield "a tenth of the steps may differ"
     other = [x + 0.5 for x in held]
     agree(steps_behind, (((other, held), None, "Nothing fits: None."),
-                         (([x * (1 + 1e-12) for x in held], held), 0, ("Treat numbers as equal up "
-                                                                       "to `tolerance`.")),
+                         (([x * (1 + 1e-12) for x in held], held), 0,
+                          "Treat numbers as equal up to `tolerance`."),
                          (([1e5 * x * (1 + 1e-12) for x in held], [1e5 * x for x in held]), 0,
-                          "`tolerance` is a part of the number."),
+                          "`tolerance` is a fraction of the number."),
                          (([x * (1 + 1e-6) for x in held], held), None, TOLERANCE)),
           lambda given: given)
     yield "None where nothing fits; equal up to the tolerance"

@@ -120,7 +120,7 @@ def check_train_on_a_grid(program):
     for name, mine, first in orders:
         expect(mine == first, f"{name} calls {', '.join(mine[:6])}, ...; the first rank "
                f"{', '.join(first[:6])}, ...", ONE_ORDER)
-    yield "all ranks take the two groups in one order"
+    yield "all ranks use the two groups in the same order"
 
 
 # --- train_until_good -----------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def check_train_until_good(program):
             batch=batch, steps=taken, good=2)
         run.equal(as_far.part("weights"), hint=EVERY_CALL)
         run.equal(run.one.part("steps"), [ONE_DECIDES], ALL_DECIDE)
-    yield "it ends on all ranks at one step, that of one process: on 1, 2, 3 and 4 ranks"
-    yield "weights are those of one process, also where a rank, or all, have no clear scan"
+    yield "it ends on all ranks at the same step as in one process: on 1, 2, 3 and 4 ranks"
+    yield "weights are those of one process, also where one rank, or every rank, has no clear scan"
 
 
 OWNERS_CASE, GRID_CASE, GOOD_CASE, *_ = hangs.CASES

@@ -78,7 +78,8 @@ def check_half_digits(half_digits):
         run.equal([{"losses": [of_step[place] for of_step in one["losses"]]}
                    for place in range(run.size)], **HALF)
         run.equal(one.part("weights"), hint=SKIPPED, **HALF)
-    yield "no loss is NaN, with 4, 3 and 1 ranks, from other scales, with overflows at other steps"
+    yield ("no loss is NaN, with 4, 3 and 1 ranks, from different scales, with overflows at "
+           "different steps")
     yield "all ranks skip the same steps and have one scale; weights as in one process"
 
 
@@ -107,7 +108,7 @@ def check_validated_digits(validated_digits):
         of_three = first.setdefault(run.members, run)
         for place, (found, less) in enumerate(zip(run.found, of_three.found)):
             growth = (found.watched.bytes - less.watched.bytes) / 4
-            expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} bytes more",
+            expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} more bytes",
                    GRAPH if growth > 1e5 else
                    "Something is kept from each step: a plain number takes only 4 bytes.")
     yield "7 steps take the memory of 3, on every rank"
@@ -130,7 +131,7 @@ def _stores():
     hard = Shard(bytes(hard), hashlib.sha256(hard).hexdigest())
     in_a_row = stored_shards([(number, 999, b"\xff\x7f") for number in (4, 5, 6, 7)])
     return {"as in the lab": {},
-            "one bit of a label is another":
+            "one bit of a label is flipped":
                 {"shards": stored_shards([(5, end - 7, bytes([label]))])},
             "the end of a shard is zeros": {"shards": stored_shards([(3, end - 512, bytes(512))])},
             "four shards in a row are damaged": {"shards": in_a_row, "steps": 6},
@@ -164,7 +165,7 @@ def check_stored_digits(stored_digits):
         run.equal(run.one.part("losses"), SLIPS_OF_SHARDS, NO_PART)
         run.equal(run.one.part("weights"), SLIPS_OF_SHARDS)
     yield "a damaged shard takes no part: a line of a log, zeros at its end, one bit of a label"
-    yield "also where all ranks' shards are damaged; one that is whole does, however hard it is"
+    yield "also where all ranks' shards are damaged; an intact shard takes part, however hard it is"
 
 
 # --- an epoch -------------------------------------------------------------------------------------
@@ -206,8 +207,8 @@ def check_resumed_digits(resumed_digits):
 # --- the files of all ranks -----------------------------------------------------------------------
 
 SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes first": {"first": 0},
-          "a save each 3 steps": {"every": 3, "stop": 9, "first": 2},
-          "nobody has saved but in the last step": {"every": 5, "stop": 5, "first": 0},
+          "a save every 3 steps": {"every": 3, "stop": 9, "first": 2},
+          "no rank has saved, except in the last step": {"every": 5, "stop": 5, "first": 0},
           "a stop between saves": {"stop": 7, "first": 1}}
 NEWEST_OF_ALL = "Which is the newest state that all ranks have saved, and is it still there?"
 A_NEWER_ONE = "All ranks have a newer state than this one."
@@ -224,14 +225,17 @@ def check_split_digits(split_digits):
         right = saved - every if saved == stop and first < run.size else saved
         for place, found in enumerate(run.found):
             start = stop + len(one["losses"]) - len(found["losses"])
-            expect(start == right, f"{run.at(place)}: it goes on from step {start}, not {right}", (
-                f"Without the rank that is lost: the break comes before its save of step {start}. "
-                f"{NEWEST_OF_ALL}") if start > right else A_NEWER_ONE if start else FROM_ZERO)
+            too_new = (f"The lost rank does not have step {start}: the break comes before it "
+                       f"saves that step. {NEWEST_OF_ALL}")
+            expect(start == right,
+                   f"{run.at(place)}: it continues from step {start}, not {right}",
+                   too_new if start > right else A_NEWER_ONE if start else FROM_ZERO)
         run.equal({"losses": one["losses"][:stop] + one["losses"][right:]},
-                  hint=f"It goes on from step {right}, {OF_ONE_STEP}")
+                  hint=f"It continues from step {right}, {OF_ONE_STEP}")
         run.equal([{"rows": rows} for rows in one["rows"].tensor_split(run.size)])
-    yield "it goes on from the newest step that all ranks have, whichever rank was first"
-    yield "no step more is lost where all have saved; anew where nobody has; as in one process"
+    yield "it continues from the newest step that all ranks have, whichever rank was first"
+    yield ("no further step is lost where all ranks have saved; it starts anew where none has; as "
+           "in one process")
 
 
 SCALE, NO_GRAD = run_state.SCALE, run_state.VALIDATED[0][0]

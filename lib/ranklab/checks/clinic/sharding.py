@@ -95,10 +95,10 @@ def _look_at_masks(where, T, wide, narrow):
         for b in range(a):
             pair, one = f"ranks {b} and {a}", b // T == a // T
             equal = torch.equal(narrow[a][0], narrow[b][0])
-            expect(equal or not one, f"{where}: {pair} share a wide layer, and drop different "
-                   "places in the second dropout of a step", BEFORE)
-            expect(not equal or one, f"{where}: {pair} have different rows, and drop the same "
-                   "places of them", OTHER_ROWS)
+            expect(equal or not one, f"{where}: {pair} share a wide layer, but drop different "
+                                     "places in the second dropout of a step", BEFORE)
+            expect(not equal or one, f"{where}: {pair} have different rows, but drop the same "
+                                     "places in them", OTHER_ROWS)
             expect(not torch.equal(wide[a][0], wide[b][0]), f"{where}: {pair} drop the same places "
                    "of the wide layer", OTHER_PART)
 

@@ -142,7 +142,7 @@ def check_no_faster(program):
         if run.size == 4:
             first = order[0][0]
             expect(first != sorted(first), f"{run.where}: the images are not shuffled", "")
-            yield "four ranks share each batch, and read all images but for a part of a batch"
+            yield "four ranks share each batch, and read all images except for less than one batch"
     yield "one rank, three in a group; each epoch has an order of its own"
 
 
@@ -168,7 +168,7 @@ def check_worse_together(program):
         run.equal(run.one, hint=("The rates follow the recipe. But the gradient of a step must "
                                  "still be the mean over its images."))
         if run.size == 4:
-            yield "four ranks: each step's rate as the recipe has it; the weights of one process"
+            yield "four ranks: each step's rate follows the recipe; the weights of one process"
     yield "one rank, three in a group, another batch"
 
 

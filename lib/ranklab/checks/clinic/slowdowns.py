@@ -96,8 +96,8 @@ def check_train_on_functions(program):
     yield "losses and weights are those of one process, on 1, 3 and 4 ranks"
     share, tokens, flops, what = max(shares)
     expect(share <= FAIR, f"{tokens[1]} has {tokens[0]:.2f} times its fair share of the tokens in "
-           f"{what}, and {flops[1]} {flops[0]:.2f} times that of the FLOPs; {FAIR} of one of the "
-           "two is fair", LONG)
+                          f"{what}, and {flops[1]} has {flops[0]:.2f} times its fair share of the "
+                          f"FLOPs; at most {FAIR} for one of the two is fair", LONG)
     yield "no rank has much more than its share of the work, in training and in evaluation"
 
 

@@ -20,7 +20,7 @@ MISSED = {"hot GPU": "Its clock falls below the other GPUs' clocks, and its step
           "dying memory": "It shows only in a counter, until the GPU is lost.",
           "slow loader": ("A whole host is slower than before, and in a small run one host can be "
                           "half of the ranks."),
-          "slow host CPU": "8% are enough, against the other ranks and against its own past."}
+          "slow host CPU": "8% is enough, against the other ranks and against its own past."}
 FALSE = {"calm": "There are noise and pauses: decide by several scrapes, not by one.",
          "imbalance": "",  # the sentence about the kind says it
          "slow start": "It gets better by itself: raise an alarm only if something gets worse.",
@@ -38,12 +38,13 @@ KNOWN = "It does well only on runs that it may have seen before, not on new ones
 def check_sick_rank_alarm(sick_rank_alarm):
     runs = recordings(SEEDS)
     _obeys(sick_rank_alarm, runs[0])
-    yield "a rank or None from the first scrape on, also with failed scrapes; metrics are kept"
+    yield "a rank or None from the first scrape on, also with failed scrapes; metrics are unchanged"
     found = score(sick_rank_alarm, runs)
     kinds = Counter(found.false)
     worst = "calm" if "calm" in kinds else max(kinds, key=kinds.get, default="")
     expect(len(found.false) <= MOST_FALSE, f"{len(found.false)} false alarms in {len(runs)} runs, "
-           f"{MOST_FALSE} may be: {dict(kinds)}", f"{worst}: {(HEALTHY | SICK).get(worst)}. "
+                                           f"at most {MOST_FALSE} allowed: {dict(kinds)}",
+           f"{worst}: {(HEALTHY | SICK).get(worst)}. "
            f"{FALSE.get(worst, 'It names another rank, or it comes before the onset.')}")
     means = {kind: round(sum(late) / len(late)) for kind, late in found.seconds.items()}
     late = max(means, key=means.get)
@@ -51,8 +52,8 @@ def check_sick_rank_alarm(sick_rank_alarm):
            f"to the alarm: {means}", f"{late}: {SICK[late]}. {MISSED[late]}")
     yield str(found)
     new = score(sick_rank_alarm, recordings(secrets.randbits(32) for _ in range(2)))
-    expect(new.value >= LEAST_NEW, f"drawn just now: {new}; {LEAST_NEW} is asked for, and on the "
-           f"others it is {found.value:.3f}",
+    expect(new.value >= LEAST_NEW, f"on runs drawn just now: {new}; {LEAST_NEW} is required, and "
+                                   f"on the others it is {found.value:.3f}",
            KNOWN)
     yield f"as good on {len(new.points)} recordings that were drawn just now"
 

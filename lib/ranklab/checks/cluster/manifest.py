@@ -78,7 +78,7 @@ def _command(case, fields, container, options):
     return {"the first word": words[0] if words else None} | (
         {"the host where pods meet": host, "the port there": finding(
             port.isdigit(), f"{port!r}, not a number")} if case.kind == "JobSet"
-        else {"what options say of nodes and meeting": meeting}) | by_torchrun
+        else {"what the options say about nodes and rendezvous": meeting}) | by_torchrun
 
 
 NUM_NODES, NUM_RANKS = '"numNodes": job.nodes', '"numProcPerNode": job.gpus'
@@ -94,7 +94,7 @@ MANIFEST = Proof(
           (Case(SMALL, "TrainJob"), Case(LARGE, "TrainJob"))),
     Stage("a JobSet, valid by its CRD's schema; its ranks, GPUs, image, command and times", _see,
           (Case(SMALL, "JobSet"), Case(LARGE, "JobSet"))),
-    Stage("a TrainJob without `kind`; no image, another kind: a ValueError", _see, (
+    Stage("a TrainJob without `kind`; a ValueError without an image, or for another kind", _see, (
         Case(SMALL, None), Case(LARGE, "Job"), Case(replace(LARGE, image=""), "JobSet"))),
     mistakes=(
         Slip("The schema has no such name: it has numNodes and numProcPerNode.",

@@ -118,7 +118,7 @@ def _see(fn, case):
 def _selection(topology, value, kind, wanted):
     """Return what is wrong with the devices that `value` selects among those that are up."""
     if not value:
-        return finding("not set", f"not set; it is to select {', '.join(wanted)}")
+        return finding("not set", f"not set; it should select {', '.join(wanted)}")
     more, less = [], []
     for node in topology.nodes:
         up = [getattr(each, "label", each.name) for each in getattr(node, kind) if each.up]
@@ -149,8 +149,8 @@ NCCL_ENVIRONMENT = Proof(
     nccl_environment,
     Stage("one node needs nothing", _see_alone, (ALONE,),
           note="Return an empty dict: within a node, NCCL finds NVLink and PCIe by itself."),
-    Stage(f"{len(CASES)} clusters: InfiniBand, RoCE, Ethernet, a plugin; what is down, for storage "
-          "or not on all nodes", _see, CASES),
+    Stage(f"{len(CASES)} clusters: InfiniBand, RoCE, Ethernet, a plugin; ports that are down, for "
+          "storage or not on all nodes", _see, CASES),
     Stage("a ValueError where nodes have no interface in common", _see_alone, (APART,)),
     mistakes=(
         Slip("Within a node, NCCL finds NVLink and PCIe by itself: for one node return an empty "

@@ -165,7 +165,7 @@ def _torchs_line_twice():
 WRITTEN = tuple(Case(name, partial(_run, name)) for name in RUNS)
 FROM_FILES = tuple(Case(f"logs/{name}.txt", partial(_captured, name), (*known,))
                    for name, known in CAPTURED.items())
-OTHERS = (Case("paths that are no rings", _odd, ("network", "rings", "warnings")),
+OTHERS = (Case("paths that are not rings", _odd, ("network", "rings", "warnings")),
           Case("an empty log", lambda: ("", NcclLog())),
           Case("torch's line twice", _torchs_line_twice, ("entered",)))
 
@@ -183,7 +183,7 @@ def _see(fn, case):
         looked_at |= {f"{field}[{key}]": value.get(key) for key in right}
         if field == "rings":
             looked_at |= {f"the ranks in rings[{key}]": len(value.get(key, ())) for key in right}
-        looked_at[f"{field} of which the log tells nothing"] = [
+        looked_at[f"{field} that are not in the log"] = [
             each for each in value.items() if each[0] not in right][:4]
     yield looked_at
 
@@ -220,7 +220,7 @@ READ_LOG = Proof(
     Stage("logs of 4 to 64 ranks: hosts, rings, trees, links, warnings", _see, WRITTEN,
           oracle=as_written),
     Stage(f"logs that were captured: {', '.join(CAPTURED)}", _see, FROM_FILES, oracle=as_written),
-    Stage("an empty log; paths that are no rings; torch's numbers, the last of a rank", _see,
+    Stage("an empty log; paths that are not rings; torch's numbers, the last of a rank", _see,
           OTHERS, oracle=as_written),
     mistakes=(
         Slip('"Using network" says what is used. "NET/IB : Using" is printed even if no device was '

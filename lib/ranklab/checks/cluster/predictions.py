@@ -16,24 +16,27 @@ PREDICTIONS = (
         answer=lambda: 44.0,
         hint=("How many times do ranks start in one life of the job, and how many lives does the "
               "job have?"),
-        mistakes={30.0: "each count comes on top of a first start", 33.0: "each life begins with a "
-                  "start that is no restart", 40.0: "the first life is no requeue", 14.0:
-                  "torchrun starts its count again in each life of the job"},
+        mistakes={30.0: "each count is in addition to a first start",
+                  33.0: "each life begins with a start that is not a restart",
+                  40.0: "the first life is not a requeue",
+                  14.0: "torchrun starts its count again in each life of the job"},
         why="11 lives of 4 starts each. Neither count knows of the other.",
     ),
     Prediction(
         "cluster_pods", solution="4 * (3 + 1)", unit="pods", tolerance=0, answer=lambda: 16.0,
         hint="Which pods are recreated when one of them fails?",
-        mistakes={7.0: "all pods start again, not only the failed one", 12.0: "the first life is "
-                  "no restart", 128.0: "a pod has 8 GPUs: its container runs all 8 ranks"},
+        mistakes={7.0: "all pods start again, not only the failed one",
+                  12.0: "the first life is not a restart",
+                  128.0: "a pod has 8 GPUs: its container runs all 8 ranks"},
         why="A JobSet deletes all of its Jobs and recreates them: 4 pods in each of 4 lives.",
     ),
     Prediction(
         "cluster_save_seconds", solution="405.85e9 * 14 / 2e12", unit="seconds", tolerance=0.06,
         answer=lambda: storage_plan(LLAMA, TECTONIC).save_seconds,
         hint="How many bytes does the checkpoint have, and how many can be written per second?",
-        mistakes={405.85e9 * 2 / 2e12: "those are only the weights: the optimizer has 12 bytes "
-                  "more for each", 405.85e9 * 14 / 7e12: "that is its peak, not sustained",
+        mistakes={405.85e9 * 2 / 2e12: "those are only the weights: the optimizer has another 12 "
+                                       "bytes for each",
+                  405.85e9 * 14 / 7e12: "that is its peak, not sustained",
                   405.85e9 * 14 * 8 / 2e12: "2 TB/s are bytes, not bits"},
         why="5.7 TB at 2 TB/s. One rank, through one link of 25 GB/s, takes 3.8 minutes.",
     ),
@@ -46,7 +49,7 @@ PREDICTIONS = (
               "interface?"),
         mistakes={16.0: "a node has eight of the cards; all its GPUs share the one interface",
                   1 / 128: "turn the fraction over",
-                  1024.0: "both are in bits: no factor of 8 is left"},
+                  1024.0: "both are in bits: there is no factor of 8"},
         why="A node sends 3.1 GB/s instead of 400 GB/s, and nothing fails: the run is just slow."),
     Prediction(
         "cluster_links_between_nodes", solution="4 * 2", unit="links", tolerance=0,
@@ -65,16 +68,16 @@ PREDICTIONS = (
         answer=lambda: 100 * 100_000 * FLOPS / (16 * PEAK),
         hint="How many FLOPs are done per second, and how many could be done?",
         mistakes={100 * 100_000 * 42e9 / 989e12: "16 GPUs could do 16 times as much",
-                  100 * 100_000 * 7e9 / (16 * 989e12): "6 FLOPs of each parameter, not 1",
-                  100_000 * 42e9 / (16 * 989e12): "that is a share, not percent"},
+                  100 * 100_000 * 7e9 / (16 * 989e12): "6 FLOPs for each parameter, not 1",
+                  100_000 * 42e9 / (16 * 989e12): "that is a fraction; give it in percent"},
         why="So a rule with `< 0.3` fires."),
     Prediction(
         "cluster_deviations", unit="deviations", tolerance=0.02, solution="math.sqrt(8 - 1)",
         answer=lambda: (1 - 1 / 8) / statistics.pstdev([0] * 7 + [1]),
         hint=("Say that seven ranks take 0 and one takes 1: the mean is 1/8. What is the standard "
               "deviation?"),
-        mistakes={7 / 8**0.5: "that is the deviation of a sample, but Prometheus' stddev is that "
-                  "of a population", 3.0: "it can't be reached: compute it",
+        mistakes={7 / 8**0.5: "that is the sample standard deviation, but Prometheus' stddev is "
+                              "the population one", 3.0: "that can't be reached: compute what can",
                   7.0: "the slow rank also counts in the mean and in the deviation"},
         why='So a rule of "three standard deviations" never fires, however slow the rank is.'),
 )

@@ -61,7 +61,7 @@ MFU_STORIES = (
     Story("two runs, b at 0.2 from minute 20 on", lambda: trained(
         FALL, run="b", series=trained((0, [START, (60, 0.5)]), ranks=8)),
         (({"run": "b"}, 20, None),), (0.3, 10)),
-    mfu_story("MFU 0.25 from minute 20 on, where scrapes fail", (
+    mfu_story("MFU 0.25 from minute 20 on, with failed scrapes", (
         0, [START, (20, WELL), (60, 0.25)]), fails=True, wanted=FROM_20),
     mfu_story("least=0.5, minutes=20, MFU 0.6, 0.4 from minute 20 on", (
         0, [START, (20, 0.6), (80, 0.4)]), wanted=FROM_20, least=0.5, minutes=20),
@@ -80,7 +80,7 @@ STEP_STORIES = (
     Story("two runs, and rank 2 of b slow", lambda: stepped(
         (2, 10, 99, 1.5), run="b", ranks=4, series=stepped(step=10.0)),
         (({"run": "b", "rank": "2"}, 10, None),), (1.2, 5)),
-    step_story("each eighth scrape of rank 5 fails, rank 2 is gone", SLOW, (2, 8, 99, 0),
+    step_story("every eighth scrape of rank 5 fails, rank 2 is gone", SLOW, (2, 8, 99, 0),
                fails=(5,), wanted=(FIFTH,)),
     step_story("three of eight ranks need half the time",
                *((rank, 10, 99, 0.5) for rank in (0, 3, 6))),
@@ -145,8 +145,9 @@ def _findings(story, at, times, end, reader):
         due, last = onset + 2 * minutes, until or times[-1] / 60 + 1
         first = min((at[key][0] for key in own), default=None)
         if first is None and others:
-            found[name] = finding(f"labels {sorted(others[0])}", "not there: there is one with the "
-                                  f"labels {others[0]}, which are those that `expr` leaves")
+            found[name] = finding(f"labels {sorted(others[0])}",
+                                  f"not there: there is one with the labels {others[0]}, the ones "
+                                  "that `expr` keeps")
         elif first is None or first > due:
             found[name] = reader.finding("late", f"not there by minute {due}", onset + minutes)
         elif first < onset + minutes / 3:
@@ -158,8 +159,8 @@ def _findings(story, at, times, end, reader):
         elif not {t / 60 for t in times if due <= t / 60 < last} <= {*at[own[0]]}:
             found[name] = finding("a gap", "not there all the time while it is slow")
         elif at[own[0]][-1] > last + minutes:
-            found[name] = finding("too long", f"still there in minute {at[own[0]][-1]:.0f}; all is "
-                                  f"well since minute {last}")
+            found[name] = finding("too long", f"still there in minute {at[own[0]][-1]:.0f}; all "
+                                              f"has been well since minute {last}")
         else:
             found[name] = finding("right", "")
         at = {key: own_times for key, own_times in at.items() if key not in own}
@@ -207,7 +208,8 @@ class _Reader:
             if self.evaluate(side, t) == {}:
                 return self.read(side, t)
         if str(node.op) in ARITHMETIC and not self.evaluate(node, t):
-            return "no match", f"`{node}` has no value, and both of its sides have: labels differ"
+            return "no match", (f"`{node}` has no value, but both of its sides have one: their "
+                                "labels differ")
         values = sorted(as_vector(self.evaluate(node.lhs, t)).values())
         limit = f", and the rule asks for {node.op} {node.rhs}" * (str(node.op) in COMPARE)
         is_number = isinstance(self.evaluate(node.rhs, t), float)

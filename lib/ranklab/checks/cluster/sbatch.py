@@ -46,8 +46,8 @@ def _see_options(fn, case):
 
 
 def _output(name):
-    return finding("%j" in (name or ""), f"{name!r}, without %j: all jobs of one name write into "
-                   "one file")
+    return finding("%j" in (name or ""), f"{name!r}, without %j: all jobs with the same name write "
+                                         "to the same file")
 
 
 def _see_start(fn, case):
@@ -100,7 +100,7 @@ SBATCH = Proof(
     sbatch_script,
     Stage("#SBATCH lines ask for nodes, one task on each, GPUs, CPUs, time, signal, requeue, "
           "output", _see_options, (Start(SMALL, (4711,)), Start(LARGE, (4711,))),
-          note="sbatch reads options before the first command only."),
+          note="sbatch reads only the options before the first command."),
     Stage("run by a shell: a torchrun on each host; ranks, command and variables are the job's",
           _see_start, (Start(SMALL, (59999999,)), Start(LARGE, (4711, 59965520)))),
     Stage("srun fails: requeued, 4 times and no more; then the script ends with srun's exit code",

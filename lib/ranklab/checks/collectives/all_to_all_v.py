@@ -21,7 +21,7 @@ LENGTHS = {  # from rank i to rank j of R
     "most to rank 0": lambda i, j, R: 601 if j == 0 else 20 + 4 * (i + j > 1),
     "lengths 0 to 6": lambda i, j, R: (3 * i + 5 * j + 2) % 7,
     "longer for higher ranks": lambda i, j, R: 300 * j + i,
-    "other lengths on rank 1 only": lambda i, j, R: (3 * i + 5 * j + 2 + 4 * (i == 1)) % 7,
+    "different lengths on rank 1 only": lambda i, j, R: (3 * i + 5 * j + 2 + 4 * (i == 1)) % 7,
     "all to the last rank": lambda i, j, R: 9 + i if j == R - 1 else 0,
     "nothing at all": lambda i, j, R: 0,
     "each to itself": lambda i, j, R: 4 if i == j else 0,
@@ -77,9 +77,9 @@ def _seen(fn, case, ranks, turn):
         "memory that results share with `pieces`": Must(bool(memory[0] & memory[1]), False),
         "handles that nobody waited for": AtMost(dropped, 0),
         "what it uses of the backend's collectives": Must(sorted(BACKENDS & {*traffic.calls}), []),
-        "bytes sent": AtMost(traffic.sent_bytes, sum(away) + TELLING, "sends {:,.0f} bytes; its "
-                             f"pieces for others have {sum(away):,}, and {TELLING} may tell "
-                             "lengths: {:,.0f}"),
+        "bytes sent": AtMost(traffic.sent_bytes, sum(away) + TELLING,
+                             f"sends {{:,.0f}} bytes; its pieces for others have {sum(away):,}, "
+                             f"and {TELLING} more are allowed for lengths: {{:,.0f}}"),
         "messages sent": AtMost(traffic.sent_messages, len(away) + R - 1, "sends {} messages; "
                                 f"{len(away)} for its pieces and {R - 1} for lengths are enough: "
                                 "{}")}
@@ -112,7 +112,7 @@ class Scored(Proof):
         yield from super().prove(fn)
         scores = on_ranks(_score, fn, ranks=4)
         most = max(told for of_rank in scores for told, _ in of_rank)
-        yield f"messages of a rank of 4 that tell lengths: {most} (at most 3)"
+        yield f"messages that tell lengths, sent by one of 4 ranks: {most} (at most 3)"
         for name in SCORED:
             at = CASES.index(Case(name))
             busiest = max(of_rank[at][1] for of_rank in scores)
@@ -192,7 +192,7 @@ def everything_round_a_ring(pieces, group=None):
 CASES = tuple(Case(*each) for each in (
     ("most to rank 0",), ("lengths 0 to 6", "int64"), ("lengths 0 to 6", "bfloat16"),
     ("longer for higher ranks", "bfloat16"), ("lengths 0 to 6",), ("longer for higher ranks",),
-    ("other lengths on rank 1 only",), ("all to the last rank",), ("nothing at all",),
+    ("different lengths on rank 1 only",), ("all to the last rank",), ("nothing at all",),
     ("each to itself",), ("even",), ("skewed",), ("sparse",)))
 NEW = "[pieces[0].new_empty(n) for n in source_lengths]"
 TELL = "verbs.all_to_all(lengths, group).flatten().tolist()"
@@ -202,11 +202,12 @@ ORDER = ("Item i of the list must be what rank i sent to this rank, its pieces[m
          "that is empty.")
 UNEVEN = Scored(
     all_to_all_v,
-    Stage({"right on 3 and 4 ranks, three types, any lengths, views with steps; pieces unchanged":
+    Stage({"right on 3 and 4 ranks, three types, any lengths, strided views; pieces unchanged":
            (), "a piece goes once, straight to its rank, if it is not empty; R-1 messages tell "
            "lengths": ("bytes sent", "messages sent")},
           _see, CASES, (3, 4), oracle=by_objects),
-    Stage("in groups of one, two and three it talks to nobody outside, and ranks count there",
+    Stage("in groups of one, two and three it talks only to ranks of the group, and ranks are "
+          "numbered within it",
           _see, CASES[:6], (4,), GROUPS, oracle=by_objects),
     mistakes=(
         Slip("A message is longer than its buffer. A rank doesn't know how much the others will "

@@ -171,7 +171,7 @@ def _see_fit(fn, case):
 def _errors(case, alpha, beta):
     """Return the error of each in percent."""
     says = (f"give alpha={alpha:.4g}, beta={beta:.4g}; they were made with alpha={case.alpha:g}, "
-            f"beta={case.beta:g}, and {{1:g}}% more or less are right")
+            f"beta={case.beta:g}, and {{1:g}}% more or less is allowed")
     errors = {"alpha": abs(alpha / case.alpha - 1), "beta": abs(beta / case.beta - 1)}
     return {name: AtMost(math.inf if math.isnan(error) else 100 * error, case.error, says)
             for name, error in errors.items()}
@@ -199,7 +199,7 @@ ROWS, ONES, DIFFERENT = ("[1 / seconds, sizes / seconds]", "np.ones(len(sizes))"
 PAIR, START = "float(alpha), float(beta)", "    rows ="
 FIT = Proof(
     fit_alpha_beta,
-    Stage("finds alpha and beta again from exact times", _see_fit,
+    Stage("recovers alpha and beta from exact times", _see_fit,
           (Measured("exact times", SIZES),), oracle=fit_by_polyfit),
     Stage("10% of noise on each time moves neither by more than 7%", _see_fit, (NOISY,),
           oracle=fit_by_polyfit),
@@ -287,9 +287,9 @@ EQUAL, IS_AHEAD = "more_steps * alpha / (more_bytes * beta)", "more_bytes > 0"
 MORE_BYTES, MORE_STEPS = "swaps - 2 * (R - 1) / R", "2 * (R - 1) - swaps"
 CROSSOVER = Proof(
     crossover_bytes,
-    Stage("ring and doubling take equally long at that size: 4, 8, 64 ranks", _see_crossover,
+    Stage("ring and doubling take the same time at that size: 4, 8, 64 ranks", _see_crossover,
           tuple(map(Links, (8, 4, 64))), oracle=bytes_of_equal_times),
-    Stage("also when R is no power of two: 3, 6, 13 ranks", _see_crossover,
+    Stage("also when R is not a power of two: 3, 6, 13 ranks", _see_crossover,
           tuple(Links(ranks, alpha=3, beta=2e-3) for ranks in (3, 6, 13)),
           oracle=bytes_of_equal_times),
     Stage("infinity on 1 and 2 ranks, where the ring never wins", _see_crossover,

@@ -193,7 +193,8 @@ SERVER = Proof(
           oracle=sum_for_server),
     Stage("for lengths 0, 1, 2, 7, 1001, when x is not contiguous", _see_server,
           (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=sum_for_server),
-    Stage("inside a group it talks to nobody outside, and `server` counts there", _see_server,
+    Stage("inside a group it talks only to that group's ranks, and `server` is a rank of the group",
+          _see_server,
           (ROOTS[1],), (4,), GROUPS, oracle=sum_for_server),
     mistakes=(
         Slip("All traffic goes through rank `server`, which need not be rank 0.",

@@ -101,7 +101,7 @@ def in_marks(got, due):
                                           lambda n, m: n > m and not m))
     texts = [text.format(rank_names(ranks)) for text, ranks in (
         ("lacks {}", lacks), ("counts {} more than once", twice),
-        ("has {}, not of this group", others)) if ranks]
+        ("includes {}, not in this group", others)) if ranks]
     where = f" at element {at}" * bool((got != got.flatten()[at]).any())
     return f"a sum that {' and '.join(texts)}{where}" if texts else ""
 

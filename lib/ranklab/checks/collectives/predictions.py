@@ -38,7 +38,7 @@ PREDICTIONS = (
         hint="How much does a rank send in a step, and how many steps are there?",
         answer=lambda: best_sent_bytes("all_gather", 4 * 25, 4),
         mistakes={25: "your own shard is only the first thing that you pass on",
-                  100: "R-1 shards: nobody has to send a shard back to its owner",
+                  100: "R-1 shards: no rank has to send a shard back to its owner",
                   18.75: "(R-1)/R of the result, which is 100 MB, not of the shard"},
         why="Every rank sends all shards but one.",
     ),
@@ -63,7 +63,8 @@ PREDICTIONS = (
                   157.5: "that is only one of the two halves",
                   22.5: "that is one step; the ring has 2(R-1) = 14 of them",
                   140: "that is the latency alone; each step also moves 1.25 MB",
-                  240: "right latency, but 2(R-1)/R of the 10 MB go by, not 10 MB: 175 us, not 100",
+                  240: ("the latency is right, but a rank sends 2(R-1)/R times the 10 MB: 175 us, "
+                        "not 100"),
                   110: "that is one message of 10 MB: no ring at all"},
         why="140 us of it is latency: at 10 MB, steps and bytes cost nearly the same.",
     ),
@@ -73,7 +74,7 @@ PREDICTIONS = (
               "it?",
         answer=lambda: best_sent_bytes("all_reduce", 100, 2),
         mistakes={175: "that is a flat ring over all 8 ranks",
-                  25: "that is one rank; all four of the node send their shard across",
+                  25: "that is one rank; all four of the node send their shards across",
                   200: "2(M-1)/M with M = 2 nodes is 1, not 2",
                   50: "that is half of it: first reduce, then gather",
                   800: "bits, not bytes"},
@@ -84,8 +85,10 @@ PREDICTIONS = (
         hint="How many more steps does the ring take, and how many fewer bytes does it send?",
         answer=lambda: 1e-6 * crossover_bytes(8, alpha=10e-6, beta=1 / 100e9),
         mistakes={8800: "that is kilobytes", 8.8e6: "that is bytes", 70.4: "bits, not bytes",
-                  1: "that is alpha / beta alone: there are 11 more steps against 1.25 more bytes",
-                  3.667: "3 swaps send 3 times the bytes, but the ring sends 1.75: 1.25 more"},
+                  1: ("that is alpha / beta alone: the ring makes 11 more steps, but sends less by "
+                      "1.25 times the tensor"),
+                  3.667: ("3 swaps send the tensor 3 times, the ring 1.75 times: 1.25 tensors "
+                          "more")},
         why=("Below this size fewer steps win; above it, fewer bytes do. Libraries switch there "
              "automatically."),
     ),

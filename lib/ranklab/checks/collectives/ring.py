@@ -32,9 +32,9 @@ def _stages(see, oracle, what, cost):
         Stage("when the length does not divide (0, 1, 2, 7, 1001), when x is not "
               "contiguous", see, (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=oracle,
               note=LENGTHS),
-        Stage("in the `out` that is given", see, INTO, (4,), oracle=oracle, note=OUTSIDE),
-        Stage("alone, too, in the `out` that is given", see, ALONE, (1,), oracle=oracle),
-        Stage("inside a group it talks to nobody outside", see, MARKS_INTO, (4,), GROUPS,
+        Stage("in the given `out`", see, INTO, (4,), oracle=oracle, note=OUTSIDE),
+        Stage("also on a single rank, in the given `out`", see, ALONE, (1,), oracle=oracle),
+        Stage("inside a group it talks only to that group's ranks", see, MARKS_INTO, (4,), GROUPS,
               oracle=oracle, note=IN_GROUPS))
 
 
@@ -156,12 +156,13 @@ GATHER = Proof(
     Stage({"every rank has all shards in rank order, on 1, 2, 3, 4 ranks; four types": (),
            "x unchanged; each rank sends (R-1)/R of the result's bytes, to one neighbour": COST},
           _see_gather, (Case(3, kind="normal"), *TYPES), WORLD_SIZES, oracle=gather_by_torch),
-    Stage("in the `out` that is given, where the shard may lie; R need not divide",
+    Stage("in the given `out`, which may hold the shard; R need not divide the length",
           _see_gather, tuple(case._replace(has_out=True) for case in UNEVEN), (4,),
           oracle=gather_by_torch, note=LENGTHS),
-    Stage("alone, too, in the `out` that is given", _see_gather, ALONE, (1,),
+    Stage("also on a single rank, in the given `out`", _see_gather, ALONE, (1,),
           oracle=gather_by_torch),
-    Stage("inside a group it talks to nobody outside", _see_gather, MARKS_INTO, (4,), GROUPS,
+    Stage("inside a group it talks only to that group's ranks", _see_gather, MARKS_INTO, (4,),
+          GROUPS,
           oracle=gather_by_torch, note=IN_GROUPS),
     mistakes=(
         Slip("The shard of rank r belongs in place r, on every rank: the place comes from the rank "

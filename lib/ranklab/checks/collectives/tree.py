@@ -90,7 +90,8 @@ BROADCAST = Proof(
           _see_broadcast, (*ROOTS, *TYPES), (5, 8, 2, 1), oracle=broadcast_by_torch),
     Stage("on 3 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous", _see_broadcast,
           UNEVEN, (3,), oracle=broadcast_by_torch),
-    Stage("inside a group it talks to nobody outside, and `src` counts there", _see_broadcast,
+    Stage("inside a group it talks only to that group's ranks, and `src` is a rank of the group",
+          _see_broadcast,
           (ROOTS[1],), (4,), GROUPS, oracle=broadcast_by_torch),
     mistakes=(
         Slip("src itself sends to every rank. Any rank that has the value can pass it on.",
@@ -202,14 +203,15 @@ TAKE_BACK = "return sendrecv(empty, rank - power, total, rank - power, group)"
 DOUBLING = Proof(
     recursive_doubling,
     Stage({"right on 1, 2, 7, 8 ranks, in the same bits; four types": (),
-           "x unchanged; each rank sends log2 R messages, of all bytes each; of 7 ranks three hand "
-           "over and get the sum back, and four do as four ranks alone":
+           "x unchanged; each rank sends log2 R messages, each with all bytes; of 7 ranks, three "
+           "hand over their x and get the sum back, and four work like four ranks alone":
            (*COST, "messages of each rank, in order")},
           _see_doubling, (MARKS, *TYPES, Case(24, kind="normal")), (7, 8, 2, 1),
           oracle=all_reduce_by_torch),
     Stage("on 4 too, for lengths 0, 1, 2, 7, 1001, when x is not contiguous", _see_doubling,
           (*UNEVEN, Case(1001, kind="normal")), (4,), oracle=all_reduce_by_torch),
-    Stage("inside a group it talks to nobody outside", _see_doubling, (MARKS,), (4,), GROUPS,
+    Stage("inside a group it talks only to that group's ranks", _see_doubling, (MARKS,), (4,),
+          GROUPS,
           oracle=all_reduce_by_torch),
     mistakes=(
         Slip("The step doubles each time: 1, 2, 4 (step *= 2).", ("step *= 2", "step += 1")),

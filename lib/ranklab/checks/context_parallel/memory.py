@@ -66,7 +66,8 @@ MEMORY = Proof(
           note="q, k, v, the result and lse: add them up for tokens / ranks."),
     Stage("with keeps_scores q, k, v and the probabilities", _see, WITH_SCORES, oracle=of_tensors,
           note="q, k, v, and a matrix (T, T) of probabilities for each head."),
-    Stage("ranks that do not divide the tokens, or keep scores, are a ValueError", _see_refusal,
+    Stage("ranks that do not divide the tokens, or several ranks with keeps_scores, are a "
+          "ValueError", _see_refusal,
           UNEVEN, note="Raise a ValueError with a message that says what is wrong."),
     mistakes=(
         Slip("Each rank has 1/R of the tokens.", ("tokens // ranks", "tokens")),

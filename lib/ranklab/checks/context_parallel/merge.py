@@ -104,7 +104,7 @@ MERGE = Proof(
                 "sets of keys; and nothing is written into the arguments.")),
     Stage("whatever the scores: no exp overflows", _see, LARGE, oracle=by_softmax,
           roundings=OF_SCORES,
-          note="exp of a score may be infinite or 0 in float32. Only -inf means: no key."),
+          note="exp of a score can be infinite or 0 in float32. Only -inf means no key."),
     Stage("a row that has seen no key on one side, or on both", _see,
           (Case("some rows see no key", hidden=True),), oracle=by_softmax,
           note="Here a row may have seen no keys: then its lse is -inf and its out is 0."),

@@ -15,8 +15,9 @@ PREDICTIONS = (
         "cp_scores_tb", solution="32 * 131072**2 * 2 / 1e12", unit="TB",
         answer=lambda: SCORES / 1e12,
         hint="Each head has a score for each pair of tokens. How many pairs, how many heads?",
-        mistakes={SCORES / 32e12: "that is one head", SCORES / 2e12: "plain attention computes the "
-                  "scores above the diagonal, too, and bf16 has 2 bytes",
+        mistakes={SCORES / 32e12: "that is one head", SCORES / 2e12:
+                  ("plain attention also computes the scores above the diagonal, and bf16 has 2 "
+                   "bytes"),
                   2 * SCORES / 1e12: "bf16 has 2 bytes, not 4", SCORES / 1e9: "those are GB",
                   SCORES / 2**40: "those are TiB; TB are 10^12 bytes here"},
         why="32 heads, 1.7e10 pairs, 2 bytes: for one layer of one sequence.",
@@ -26,7 +27,8 @@ PREDICTIONS = (
         hint="How many blocks of keys do the last rank's queries see? And the first rank's?",
         answer=lambda: 7 / 4,
         mistakes={7.0: "that is compared with the first rank, not with the mean",
-                  4.0: "that is compared with the first rank, and a block on the diagonal is half",
+                  4.0: ("that is compared with the first rank, and a block on the diagonal counts "
+                        "as half"),
                   1.6: "that counts blocks on the diagonal as whole ones",
                   1.0: "late tokens see more keys than early ones"},
         why=("In half blocks, the ranks have 1, 3, 5 and 7, or 4 on average. All wait for the last "
@@ -37,7 +39,8 @@ PREDICTIONS = (
         answer=lambda: RING / 1e6,
         hint=("What does a block hold, for how many tokens, and how many times does a rank send "
               "one?"),
-        mistakes={RING * 8 / 7e6: "the block makes 7 hops to meet 8 ranks: the last one stays",
+        mistakes={RING * 8 / 7e6: ("a block needs only 7 hops to visit 8 ranks: it does not return "
+                                   "to the first"),
                   RING / 2e6: "k and v are both sent", RING / 7e6: "that is one hop",
                   4 * RING / 1e6: "k and v have 8 heads, not 32",
                   8 * RING / 1e6: "a block has 1/8 of the tokens",
@@ -49,7 +52,7 @@ PREDICTIONS = (
         unit="MB", answer=lambda: ULYSSES / 1e6,
         hint="Four tensors are exchanged. How much of each does a rank keep?",
         mistakes={ULYSSES * 8 / 7e6: "1/8 of each tensor stays on its rank",
-                  ULYSSES * 48 / 80e6: "the result goes back, too",
+                  ULYSSES * 48 / 80e6: "the result is sent back as well",
                   ULYSSES * 128 / 80e6: "k and v have 8 heads, not 32",
                   8 * ULYSSES / 1e6: "a rank has 1/8 of the tokens"},
         why="7/8 of q, k, v and the result. With more ranks it shrinks; the ring's does not.",

@@ -92,7 +92,8 @@ def _stages(see, oracle, results, cost, arguments):
                "2 key heads for 4 query heads; nothing is changed":
                tuple(map(afterwards, arguments)), **cost},
               see, CASES, (4,), oracle=oracle, roundings=OF_SCORES),
-        Stage("inside groups of 1, 2 and 3 ranks it talks to nobody outside", see, CASES, (4,),
+        Stage("inside groups of 1, 2 and 3 ranks it talks only to ranks of its group", see, CASES,
+              (4,),
               GROUPS, oracle=oracle, roundings=OF_SCORES, note=IN_GROUPS))
 
 

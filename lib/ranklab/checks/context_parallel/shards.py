@@ -30,9 +30,9 @@ def fault_of(positions, tokens, ranks):
         return (f"of shape {tuple(positions.shape)}, not {(ranks, tokens // ranks)}",
                 ROWS)
     if not torch.equal(positions.flatten().sort().values, torch.arange(tokens)):
-        return "one in which some tokens are there twice, or not at all", ONE_RANK
+        return "one in which some tokens appear twice, or not at all", ONE_RANK
     if not bool((positions.diff(dim=1) > 0).all()):
-        return "one in which a row is not ascending", ORDER
+        return "one in which a row is not in ascending order", ORDER
     return None
 
 
@@ -87,9 +87,9 @@ ALL = "torch.cat([head, tail.flip(0)], dim=1)"
 PARTS = "Cut the sequence into 2R equal parts; rank r has parts r and 2R - 1 - r."
 ZIGZAG = Proof(
     zigzag_shard,
-    Stage("each token on one rank; parts r and 2R - 1 - r, so that all ranks compute equally many "
-          "scores; 1 to 5 ranks", _see, EVEN, oracle=by_parts, note=PARTS),
-    Stage("where 2R does not divide the tokens it is a ValueError", _see_refusal, UNEVEN,
+    Stage("each token on one rank; parts r and 2R - 1 - r, so that all ranks compute the same "
+          "number of scores; 1 to 5 ranks", _see, EVEN, oracle=by_parts, note=PARTS),
+    Stage("a ValueError where 2R does not divide the tokens", _see_refusal, UNEVEN,
           note="refuse_uneven(tokens, parts) raises it."),
     mistakes=(
         Slip("Those are contiguous parts: rank 0 has only early tokens, which see few keys.",
@@ -158,9 +158,10 @@ def check_shard_documents(plan):
         fullest, _ = plan_score(plan, lengths, ranks)
         expect(fullest <= MOST, f"{where}: {FULLEST} {fullest:.2f} times the mean, more than "
                f"{MOST}", "")
-    yield f"each token on one rank, as many on each; the fullest rank at most {MOST} times the mean"
+    yield (f"each token on one rank, the same number on each; the fullest rank at most {MOST} "
+           "times the mean")
     refused("10 tokens on 4 ranks", partial(plan, [3, 7], 4))()
-    yield "where the ranks do not divide the tokens it is a ValueError"
+    yield "a ValueError where the ranks do not divide the tokens"
     for lengths, ranks in cases[:3]:
         (fullest, fetched), library, zigzag = (
             plan_score(each, lengths, ranks) for each in (

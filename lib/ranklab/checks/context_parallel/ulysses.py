@@ -119,9 +119,10 @@ ULYSSES = Proof(
     Stage({"attention and gradients of one process; attend has all tokens of some heads, k and v "
            "may have fewer heads than q": (),
            "(R-1)/R of q, k, v and the result are sent, forward and backward": (BYTES,),
-           "odd heads are a ValueError": (RAISES,)},
+           "heads that the ranks do not divide are a ValueError": (RAISES,)},
           _see, CASES, (4,), oracle=in_one_process),
-    Stage("inside groups of 1, 2 and 3 ranks it talks to nobody outside", _see, CASES, (4,),
+    Stage("inside groups of 1, 2 and 3 ranks it talks only to ranks of its group", _see, CASES,
+          (4,),
           GROUPS, oracle=in_one_process, note=IN_GROUPS),
     mistakes=(
         Slip("attend gets only this rank's own tokens: trade first.", (THERE, "x")),

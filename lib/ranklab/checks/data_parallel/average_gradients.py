@@ -73,7 +73,7 @@ AVERAGE = Proof(
            "where a rank has no gradient, it counts as zeros; frozen parameters get none": (),
            "at most one all-reduce for each parameter; gradients travel once, and every handle is "
            "waited for": COST,
-           "inside a group it talks to nobody outside": (OUTSIDE,)},
+           "inside a group it talks only to that group's ranks": (OUTSIDE,)},
           _see, ("a model with frozen, tied and float64 parameters",), (4,), (ALL, *GROUPS),
           oracle=by_gathering, launch={"timeout": LIMIT}),
     mistakes=(

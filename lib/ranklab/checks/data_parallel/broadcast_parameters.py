@@ -81,10 +81,11 @@ CALL = f"dist.broadcast({ITSELF}, group=group, group_src=src)"
 BROADCAST = Proof(
     broadcast_parameters,
     Stage({"every rank has rank src's parameters, frozen ones too, on 1, 2, 3, 4 ranks": (),
-           "and its buffers of every type, also those that no checkpoint holds":
+           "and its buffers of every type, including those that no checkpoint holds":
            ("`scale`", "`steps`", "`mask`"),
-           "each tensor travels once, tied ones too": COST,
-           "inside a group it talks to nobody outside, and src counts there": (OUTSIDE,)},
+           "each tensor is sent once, including tied ones": COST,
+           "inside a group it talks only to that group's ranks, and src is a rank of the group":
+           (OUTSIDE,)},
           _see, ("a model with frozen, tied and float64 parameters",), (4,), (ALL, *GROUPS),
           oracle=made_by_src),
     mistakes=(

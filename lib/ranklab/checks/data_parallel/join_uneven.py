@@ -115,10 +115,11 @@ JOIN = Proof(
     join_uneven,
     Stage({"every rank gets all its own batches, in order: 1, 2, 3, 4 ranks, some with none":
            (BATCHES,),
-           "at the end all have the weights and buffers that one process has after all steps": (),
-           "each step sends one number more, and the end sends the model once; batches are taken "
-           "one by one": (ASKED, SENT, AHEAD),
-           "inside model.joining is True; afterwards all is as before, also after a break":
+           "at the end all ranks have the weights and buffers that one process has after all steps":
+           (),
+           "each step sends one extra number, and at the end the model is sent once; batches are "
+           "taken one by one": (ASKED, SENT, AHEAD),
+           "inside, model.joining is True; afterwards all is as before, even after a break":
            (JOINING, AFTER, BROADCASTS)},
           _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_process, through=torch.float32,
           launch={"timeout": LIMIT}),

@@ -103,8 +103,8 @@ NO_SYNC = Proof(
     no_sync,
     Stage({"inside, nothing is sent, and gradients add up on their own rank": (),
            "the next backward outside averages the sums, once, on 1 to 4 ranks": (),
-           "one inside another changes nothing, of the same model or of another one": (),
-           "it ends also when the step inside fails": ()},
+           "one inside another changes nothing, for the same model or a different one": (),
+           "it also ends when the step inside fails": ()},
           _see, ("blocks", "a batch in four pieces"), (4,), (ALL, *GROUPS), oracle=torchs_no_sync),
     mistakes=(
         Slip("`with` needs a context manager: put @contextlib.contextmanager above the function, "

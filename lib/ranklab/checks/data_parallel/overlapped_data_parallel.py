@@ -59,7 +59,7 @@ PIECES, TWICE, LACKING = ("with sync=False", "a layer in two checkpoints",
 # --- what is seen ---------------------------------------------------------------------------------
 
 IS_COPY = "`self.waiting is self.buckets` after backward"
-BLOCKING, ELSE, ORDER = ("all-reduces that backward stands still in", "tensors that travel and are "
+BLOCKING, ELSE, ORDER = ("all-reduces that block backward", "tensors that travel and are "
                          "not bucket.flat", "the order in which buckets leave")
 ASKED, WAITS = "calls of used_anywhere()", "waits while layers are still to be computed"
 LATE, AFTER_ALL = ("buckets that leave in finish(), though all gradients were there before",
@@ -224,12 +224,13 @@ OVERLAPPED = Proof(
            (),
            "right for tied and reused layers, two types, checkpoints; whatever zero_grad leaves":
            (),
-           "find_unused_parameters: no gradient counts as zeros; unused everywhere stays None": (),
-           "one all-reduce for each bucket, in their order, while backward goes on; then it waits "
-           "for all of them": TIMES,
+           "find_unused_parameters: a missing gradient counts as zeros; one missing on all ranks "
+           "stays None": (),
+           "one all-reduce for each bucket, in their order, while backward continues; then it "
+           "waits for all of them": TIMES,
            "with sync=False nothing is sent, and the next backward averages what has added up":
            (INSIDE, AFTER),
-           "two gradients of one parameter, or none, are an error in that backward; nobody hangs":
+           "two gradients of one parameter, or none, are an error in that backward; no rank hangs":
            ("an error about two gradients", "whether it raises a ValueError",
             "whether that names the layer")},
           _see, (*BACKWARDS, PIECES, TWICE, LACKING), (4,), (ALL_RANKS, *GROUPS),

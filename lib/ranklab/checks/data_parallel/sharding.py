@@ -26,7 +26,7 @@ class Shards(NamedTuple):
 
 SHARDS = tuple(Shards(*size, *how) for how in ((), (3, 5), (0, 1), (0, 5, True), (3, 5, True))
                for size in SIZES)
-BELONG, KINDS, STATE = ("the samples that belong to nobody", "what a rank gets",
+BELONG, KINDS, STATE = ("the samples that belong to no rank", "what a rank gets",
                         "torch's own random numbers, afterwards,")
 
 
@@ -98,7 +98,7 @@ SHARD = Proof(
     Stage({"every sample once, the same number on each of 1, 3, 4, 8 ranks; filled up from the "
            "start": (),
            "another order in each epoch and for each seed, the same on all ranks": (),
-           "the same lists as torch's DistributedSampler, with drop_last too": (),
+           "the same lists as torch's DistributedSampler, also with drop_last": (),
            "torch's own random numbers are left alone": (STATE,)},
           _see_shards, SHARDS, oracle=by_torch),
     Stage("a ValueError for a rank that is not one of the ranks, and for no samples", _see_refusal,
@@ -215,9 +215,10 @@ GROWN, K, DONE = "lr + (scaled - lr) * step / warmup", "(batch / base_batch)", "
 POWER = " ** powers[rule]"
 LEARNING_RATE = Proof(
     scale_learning_rate,
-    Stage("linear: k times the batch, k times the rate; sqrt: the root of k; smaller batches too",
+    Stage("linear: k times the batch, k times the rate; sqrt: the root of k; also for smaller "
+          "batches",
           _see_rates, RATES, oracle=by_steps),
-    Stage("warm-up: from lr at step 0 evenly to the scaled rate at step `warmup`, then no more",
+    Stage("warm-up: linearly from lr at step 0 to the scaled rate at step `warmup`, then constant",
           _see_rates, WARMUPS, oracle=by_steps),
     Stage("without a step, or without a warm-up, the scaled rate", _see_rates, WITHOUT,
           oracle=by_steps),

@@ -121,7 +121,7 @@ BATCH_NORM = Proof(
     sync_batch_norm,
     Stage({"values and running statistics of the whole batch, on 1 to 4 ranks, one without a row":
            (),
-           "the gradient of x too; for weight and bias each rank keeps its own part":
+           "also the gradient of x; for weight and bias each rank keeps its own part":
            ("the gradient of x", "the gradient of weight", "the gradient of bias"),
            "one all-reduce in forward, one in backward, of a few bytes; x and grad are unchanged":
            ("x afterwards", "the gradient of y afterwards", CALLS, BYTES, OUTSIDE),

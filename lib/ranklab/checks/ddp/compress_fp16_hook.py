@@ -90,7 +90,7 @@ FP16 = Proof(
            f"nothing overflows: {LARGE:,.0f} on each of 4 ranks, or all of it on one of them, is "
            f"{LARGE:,.0f} in the mean": OVERFLOWS,
            "one all-reduce of half the bytes for each bucket, and backward does not wait for it":
-           COST, "inside a group it talks to nobody outside": ()},
+           COST, "inside a group it talks only to that group's ranks": ()},
           _see, ("five steps in torch's DDP",), (4,), (ALL, *GROUPS), oracle=by_gathering),
     mistakes=(
         Slip("float16 overflows above 65,504: divide by the number of ranks before the all-reduce, "

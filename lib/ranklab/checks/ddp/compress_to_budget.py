@@ -115,8 +115,8 @@ def _comes_through(where, job, results, given, of_all):
         "That is the mean over all 4 ranks: average over the group, state.get('group').":
             _is_like(got, of_all, right),
         INDICES: not job.stays and (got[right == 0].abs() > right.abs().max() / 2).any()}
-    raise Mistake(f"{where}: the {'mean' if job.stays else 'sum'} of {len(results)} results is "
-                  f"{apart:.3g} away from the mean of the ranks, which is {right.norm():.3g} long",
+    raise Mistake(f"{where}: the {('mean' if job.stays else 'sum')} of {len(results)} results is "
+                  f"{apart:.3g} away from the mean of the ranks, whose norm is {right.norm():.3g}",
                   next((hint for hint, fits in hints.items() if fits), job.hint))
 
 

@@ -63,8 +63,8 @@ SHARES = '(verdict if shares[verdict] >= 0.25 else "healthy"), shares'
 DIAGNOSE = Proof(
     diagnose,
     Stage({"each cause is named; a hidden transfer is none, and neither is waiting for a straggler":
-           (), "of two causes the larger one, from a quarter on; one rank alone; hiccups change "
-           "nothing": ()}, _see, JOBS, oracle=by_the_job),
+           (), "of two causes the larger one, if it is at least a quarter; one rank alone; hiccups "
+               "change nothing": ()}, _see, JOBS, oracle=by_the_job),
     Stage("a ValueError where a rank has no step in which anything was computed", _see,
           (NoStep("no timeline", 0), NoStep("a rank that only loads", 2)), oracle=by_the_job),
     mistakes=(

@@ -91,7 +91,7 @@ POWER_SGD = Proof(
     power_sgd,
     Stage({"the mean over ranks of matrix + error, projected; on 1 to 4 ranks and in groups": (),
            "twice in a row, from the q and the error that it returned; nothing is lost": SAME,
-           "two all-reduces of r (n + m) numbers instead of n m; as many for three matrices at "
+           "two all-reduces of r (n + m) numbers instead of n m; still two for three matrices at "
            "once": COST},
           _see, (Matrix(12, 8, 2, 8), Matrix(7, 15, 3, 7), Matrix(7, 15, 3, 0),
                  Matrix(12, 8, 2, 2), Matrix(7, 15, 3, 1), Matrix(6, 6, 4, 6, torch.float64),

@@ -40,7 +40,7 @@ PREDICTIONS = (
     Prediction(
         "exposed_step_ms", solution="300 + (160 - 80)", unit="ms", answer=_step_ms,
         hint="Draw a timeline: when do the transfers begin, and when do they end?",
-        mistakes={460: "half of the transfers go on while backward does",
+        mistakes={460: "half of the transfers run during backward",
                   300: "only 80 of the 160 ms are hidden: then backward is over",
                   220: "that is where the transfers begin"},
         why=("Half of it is hidden. With half the bytes, nearly all of it would be. Only the last "
@@ -63,11 +63,13 @@ PREDICTIONS = (
         hint=("How many bytes do one rank's picks take? And how many ranks' picks does a rank pass "
               "on?"),
         answer=lambda: top_k_bytes(RESNET, 0.01, 4) / 1e6,
-        mistakes={3.072: "values alone: nobody would know where they belong",
+        mistakes={3.072: "that is the values alone: the ranks would not know where they belong",
                   2.048: "that is what one rank picks; a rank passes on the picks of three",
-                  9.216: "int64 places; int32 counts to 2 billion, and is half as long",
-                  1.536: "1% of an all-reduce; but places travel too, and picks can't be summed",
-                  8.192: "(R-1) times: nobody has to send a rank's own picks back to it"},
+                  9.216: ("that is with int64 places; int32 counts to 2 billion, and is half as "
+                          "long"),
+                  1.536: ("that is 1% of an all-reduce; but places are sent as well, and picks "
+                          "can't be summed"),
+                  8.192: "(R-1) times: no rank has to be sent its own picks"},
         why="25 times less than 153.6 MB. It isn't 100 times, because places travel too, and "
             "nothing is summed on the way.",
     ),
@@ -76,8 +78,10 @@ PREDICTIONS = (
         tolerance=0,
         hint=("Write down both costs for R ranks: an all-gather of the picks, and an all-reduce of "
               "everything."),
-        mistakes={101: "with 101 ranks it sends more already; with how many exactly as much?",
-                  99: "with 99 ranks it still sends less; with how many exactly as much?",
+        mistakes={101: ("with 101 ranks it already sends more; with how many does it send exactly "
+                        "as much?"),
+                  99: ("with 99 ranks it still sends less; with how many does it send exactly as "
+                       "much?"),
                   50: "2 numbers for each pick, yes; but all-reduce sends every number twice as "
                   "well",
                   25: "on 4 ranks it is 25 times less: how does that change with the ranks?",
@@ -89,7 +93,8 @@ PREDICTIONS = (
         "thin_times", solution="4096 * 1024 / (4 * (4096 + 1024))", unit="times",
         hint="What are the shapes of the two thin matrices that travel instead?",
         answer=lambda: 4096 * 1024 / (4 * (4096 + 1024)),
-        mistakes={819.2: "that is rank 1", 1024: "that is p alone; rank 4, and q as well",
+        mistakes={819.2: "that is rank 1",
+                  1024: "that is p alone, with rank 1: the rank is 4, and q is sent as well",
                   256: "that is p alone, 4096 x 4; q is 1024 x 4",
                   0.00488: "upside down: how many times less?"},
         why=("For a 64 x 64 matrix it is only 8 times: thin matrices pay off where matrices are "

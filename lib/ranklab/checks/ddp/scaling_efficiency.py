@@ -57,9 +57,9 @@ EFFICIENCY = Proof(
     scaling_efficiency,
     Stage("right for strong and weak scaling from one rank", _see, _cases(*FROM_ONE),
           oracle=by_throughput),
-    Stage("right where nobody measured on one rank: against the fewest there are", _see,
+    Stage("right where one rank was not measured: compared with the fewest ranks that were", _see,
           _cases(*OTHERS), oracle=by_throughput),
-    Stage("a ValueError for a kind that it does not know, and for what is no measurement", _see,
+    Stage("a ValueError for a kind that it does not know, and for what is not a measurement", _see,
           (Measured({1: 1.0, 2: 1.0}, "string"),
            *(Measured(seconds, "strong") for seconds in NO_MEASUREMENTS)), oracle=by_throughput),
     mistakes=(

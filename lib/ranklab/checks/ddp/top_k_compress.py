@@ -115,7 +115,7 @@ TOP_K = Proof(
                  Gradient((6,), 50), Gradient((4, 5), 6, "transposed"),
                  Gradient((9,), 4, "with steps"), Gradient((9,), 3, "float64"),
                  Gradient((7,), 3, "bfloat16"), Equal(6, 2)), oracle=by_sorting),
-    Stage("over 50 steps all that is not sent is still there", _see_steps, ("50 steps",),
+    Stage("over 50 steps, everything that was not sent is still there", _see_steps, ("50 steps",),
           oracle=by_sorting),
     mistakes=(
         Slip("Take the largest by absolute value: -5 counts as 5. Use topk of .abs().",

@@ -59,7 +59,7 @@ ROWS = "counts.unflatten(1, (R, -1)).sum(-1)"
 OFF, BYTES = "rows = rows - torch.diag(rows.diag())", "2 * row_bytes * (rows + rows.T)"
 TRAFFIC = Proof(
     moe_traffic,
-    Stage("bytes from each rank to each other one, there and back, forward and backward",
+    Stage("bytes from each rank to every other rank, there and back, forward and backward",
           _see_traffic, tuple(Rows(*each) for each in (
               (4, 8, 16), (3, 3, 100), (1, 4, 8), (2, 12, 2),
               (4, 8, 2**26 + 1, "int32"))), oracle=row_by_row),
@@ -165,8 +165,10 @@ def check_place_experts(place):
                f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of "
                "experts that are dealt by load", TOGETHER)
         seen.append((score, library, dealt))
-    yield f"each expert stands somewhere; the fullest rank has at most {MOST} times the mean load"
-    yield f"other nodes that a token must reach: at most {CROSSED} times as many as dealt by load"
+    yield (f"each expert is placed somewhere; the fullest rank has at most {MOST} times the mean "
+           "load")
+    yield (f"other nodes that a token must reach: at most {CROSSED} times as many as when dealt "
+           "by load")
     refused("8 experts in 6 slots", partial(place, trace(1, 8, 2), 8, 2, 3, 1))()
     yield "fewer slots than experts are a ValueError"
     for (score, library, dealt), (seed, *_) in list(zip(seen, cases))[:3]:
@@ -180,9 +182,10 @@ def _is_plan(where, plan, E, R, slots):
            f"{where}: not {R} lists of {slots}", LISTS)
     placed = [e for each in plan for e in each]
     expect(set(placed) <= set(range(E)), f"{where}: {sorted(set(placed) - set(range(E)))[:3]} are "
-           "no experts", f"An expert is a whole number from 0 to {E - 1}.")
+                                         "not experts",
+           f"An expert is a whole number from 0 to {E - 1}.")
     missing = sorted(set(range(E)) - set(placed))
-    expect(not missing, f"{where}: experts {missing[:6]} stand nowhere", AT_LEAST)
+    expect(not missing, f"{where}: experts {missing[:6]} are not placed anywhere", AT_LEAST)
 
 
 NEEDY, SLACK = "(loads / copies).argmax()", "slack=0.08 *"

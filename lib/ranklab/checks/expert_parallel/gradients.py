@@ -20,7 +20,7 @@ SHAPES = {"router": (4, 3), "norm": (3,), "expert.up": (2, 3, 4), "expert.down":
           "patches": (2, 3, 2, 2)}
 FLOAT32 = "router", "expert.up"  # where types are mixed; the others are bfloat16
 NONE = {"norm": 1, "expert.down": 2}  # on this member of a group it has no gradient
-OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank had none of"
+OF, WITHOUT = "the gradient of `{}`", "the gradient of `{}`, which a rank lacked"
 
 
 class Backward(NamedTuple):
@@ -112,8 +112,8 @@ FILL = ("A parameter without a gradient on this rank may have one on other ranks
         "use zeros.")
 GRADIENTS = Proof(
     expert_gradients,
-    Stage({"experts are added up over the ranks that have them, the rest over all; both are "
-           "divided by the number of all ranks; on 1 to 4 ranks": (),
+    Stage({"gradients of experts are summed over the ranks that have them, the rest over all; both "
+           "are divided by the number of all ranks; on 1 to 4 ranks": (),
            "at most one all-reduce for each parameter": (CALLS, BYTES),
            "a parameter without a gradient on some rank counts as zeros, of its own type":
            tuple(WITHOUT.format(name) for name in NONE)},

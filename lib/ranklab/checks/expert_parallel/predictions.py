@@ -16,8 +16,8 @@ PREDICTIONS = (
         solution="(32 * (8 * 3 * 4096 * 14336 + 2 * 4096**2 + 2 * 4096 * 1024) + 2 * 32000 * 4096)"
                  " / 1e9",
         hint="What exists eight times, and what only once?",
-        mistakes={56.0: "only the experts are there eight times: attention and embeddings are "
-                  "shared", LAYERS * E * EXPERT / 1e9: "that is the experts alone",
+        mistakes={56.0: "only the experts exist eight times: attention and embeddings are shared",
+                  LAYERS * E * EXPERT / 1e9: "that is the experts alone",
                   (OUTSIDE + LAYERS * K * EXPERT) / 1e9: "that is what one token uses",
                   (OUTSIDE + LAYERS * E * EXPERT * 2 / 3) / 1e9: "an expert has three matrices: "
                   "its middle is a product of two"},
@@ -28,7 +28,8 @@ PREDICTIONS = (
         "moe_slots", solution="4096 * 2 / 8 * 1.25", unit="tokens", tolerance=0,
         answer=lambda: expert_slots(4096, 8, 2, 1.25),
         hint="How many choices are there in all, and how many would each expert get?",
-        mistakes={640.0: "each token has two choices", 1024.0: "that is the mean: times 1.25",
+        mistakes={640.0: "each token has two choices",
+                  1024.0: "that is the mean: multiply it by 1.25",
                   5120.0: "an expert has 1/8 of all choices"},
         why="8,192 choices, 1,024 for each expert on average, and a quarter more.",
     ),

@@ -113,9 +113,9 @@ ROUTE = Proof(
     Stage("of equal scores the first", _see_route, EQUAL, oracle=by_python_sort,
           note=("Here many scores are equal, and the first of them wins. A sort without "
                 "stable=True, or topk, can return equal scores in any order.")),
-    Stage("large logits, bfloat16 and float64 too", _see_route, LARGE, oracle=by_python_sort,
+    Stage("also large logits, bfloat16 and float64", _see_route, LARGE, oracle=by_python_sort,
           through=torch.float32),
-    Stage("a bias chooses, and does not change weights; it may choose a probability of 0",
+    Stage("a bias changes the choice but not the weights; it may choose a probability of 0",
           _see_route, BIASED, oracle=by_python_sort),
     Stage("k below 1 or above E is a ValueError", _see_refusal, REFUSED, oracle=by_python_sort),
     mistakes=(
@@ -263,7 +263,8 @@ HAS_ROOM = "place <= expert_slots(T, n_experts, k, factor)"
 COUNTED = "choices.cumsum(-2)"
 CAPACITY = Proof(
     capacity,
-    Stage({"in each sequence an expert takes as many as it has room for; the others have -1": (),
+    Stage({"in each sequence an expert takes as many tokens as it has room for; the other choices "
+           "become -1": (),
            "`chosen` stays as it is": AFTERWARDS},
           _see_capacity, tuple(Crowd(*each) for each in (
               ((3, 10, 2), 4, 0.75), ((2, 16, 2), 4, 1.0), ((2, 3, 9, 1), 4, 1.0),
@@ -373,7 +374,7 @@ def expert_by_expert(logits, chosen):
 
 CASES = tuple(
     Loads(f"logits {shape}, k={k}, {str(dtype)[6:]}, chosen are {name}"
-          + "; nobody chooses the last expert" * but_last,
+          + "; no token chooses the last expert" * but_last,
           partial(draw, shape, k, dtype, shape[-1] - but_last))
     for shape, k, dtype, but_last in (
         ((3, 8, 4), 2, torch.float32, False), ((2, 2, 5, 6), 1, torch.float32, True),
@@ -389,7 +390,7 @@ LOAD_BALANCE = Proof(
     Stage({"E times the sum of f_e P_e, for each sequence": (),
            "the gradient of P; arguments stay as they are": (GRADIENT, *AFTERWARDS)},
           _see_loss, CASES, oracle=expert_by_expert),
-    Stage("even loads have 1, one expert for all has E", _see_loss,
+    Stage("even loads give 1, one expert for all tokens gives E", _see_loss,
           (Loads("even loads", _even), Loads("one expert has all", _one_has_all)),
           oracle=expert_by_expert),
     mistakes=(

@@ -93,9 +93,11 @@ ROOT, FACTOR = "square.sqrt().float()", "(max_norm / (norm + 1e-6)).clamp(max=1.
 SCALE = "gradient *= factor.to(gradient.device)"
 CLIP = Proof(
     clip_grad_norm_sharded,
-    Stage({"the norm of all gradients before, alike on 4 ranks and in groups of 1, 2 and 3":
+    Stage({"the norm of all gradients before clipping, the same on 4 ranks and in groups of 1, 2 "
+           "and 3":
            (NORM, SAME),
-           "longer gradients get length max_norm, shorter ones stay, zeros too; inf or NaN is seen":
+           "longer gradients are scaled to max_norm, shorter ones and zeros stay; inf or NaN is "
+           "seen":
            (*GRADIENTS, CHANGED),
            "float64, float16, bfloat16; a rank without rows or gradients; one all-reduce of a "
            "number": COST},

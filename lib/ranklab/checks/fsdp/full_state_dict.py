@@ -36,7 +36,8 @@ class Case(NamedTuple):
 
 
 CASES = Case("float32", True), Case("float64", False)
-KIND, MISSING, OTHERS = "what is returned", "names that are missing", "names that are too many"
+KIND, MISSING, OTHERS = "what is returned", "names that are missing", ("names that should not be "
+                                                                       "there")
 WHOLE, PLACES = ("parameters that are whole afterwards",
                  "tensors that are not on the CPU, or have a graph")
 MESSAGES, BYTES = "messages", "bytes that this rank sends"

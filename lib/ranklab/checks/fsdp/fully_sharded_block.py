@@ -290,16 +290,16 @@ KEEP = "        self.reduction = shard, work"
 FREE = "            parameter.whole.grad = None\n"
 BLOCK = Proof(
     FullyShardedBlock,
-    Stage({"begin_unshard() does not wait, unshard() makes all parameters whole, after a step too":
+    Stage({"begin_unshard() does not wait, unshard() makes all parameters whole, also after a step":
            (),
            "gradients become means, each row on its owner; none is left whole":
            (GRADIENTS, SENDS, REDUCES, *OF_LAYERS, CHANGED, HELD),
            "one all-gather, one reduce-scatter; frozen, float64, bfloat16, or nothing in the block":
            (MESSAGES, UNENDED),
-           "trains as one process, on 4 ranks and in groups of 1 and 3": IN_TRAINING},
+           "trains like one process, on 4 ranks and in groups of 1 and 3": IN_TRAINING},
           _see, (*ROUNDS, Training(ADAMW)), (4,), (ALL, *GROUPS[:1]), oracle=in_one_process),
-    Stage("so it does with SGD, several backwards, no_sync, activation checkpointing; tied, "
-          "uneven, a block that is used twice, also in a row", _see, TRAININGS, (3,),
+    Stage("also with SGD, several backwards, no_sync, activation checkpointing; tied, uneven, a "
+          "block that is used twice, even in a row", _see, TRAININGS, (3,),
           oracle=in_one_process),
     mistakes=(
         Slip("A block may have no parameters; then there is nothing to gather.",

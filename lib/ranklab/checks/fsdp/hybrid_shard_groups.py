@@ -52,8 +52,8 @@ MAKE_SHARDS, MAKE_REPLICAS = f"shards, _ = {MAKE}", f"replicas, _ = {MAKE.replac
 BOTH = "return shards, replicas"
 HYBRID = Proof(
     hybrid_shard_groups,
-    Stage({"6 ranks: copies on 1, 2, 3 and 6 of them; all groups work, also made twice": (),
-           "neighbours share one copy out; the ranks with the same rows are replicas":
+    Stage({"6 ranks: copies on 1, 2, 3 and 6 of them; all groups work, even when made twice": (),
+           "neighbours divide one copy; the ranks with the same rows are replicas":
            (RANKS,),
            "a size that does not divide the number of ranks is a ValueError on each rank":
            (ERROR,)},

@@ -100,8 +100,8 @@ KEEP = "The caller still needs its labels: don't write into them."
 OWN = "(targets != IGNORE).sum().clamp(min=1)"
 MASKED = Proof(
     masked_loss,
-    Stage({"R times each rank's share of the mean over all answer tokens; one rank has none; its "
-           "gradients, too; logits of float16 and bfloat16 are summed in float32": (),
+    Stage({"R times each rank's share of the mean over all answer tokens, and its gradients; one "
+           "rank has none; logits of float16 and bfloat16 are summed in float32": (),
            "micro-batches by `count`, which sends nothing; in groups of 1, 2 and 3": (CALLS, BYTES),
            "a batch without any answer is a ValueError on every rank": (ERROR,)},
           _see, CASES, (4,), (ALL, *GROUPS), oracle=in_one_place),

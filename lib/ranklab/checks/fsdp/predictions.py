@@ -28,7 +28,7 @@ PREDICTIONS = (
         mistakes={112: "that is all of it: each of 4 GPUs holds a quarter",
                   7: "those are the parameters alone", 14: "Adam's two moments are missing, 8 "
                   "bytes",
-                  21: "parameters and two moments: the gradients take 4 bytes, too"},
+                  21: "that is parameters and two moments: the gradients take 4 bytes as well"},
         why=("That does not fit into 24 GB, even without activations. Offloading moves it to the "
              "CPU."),
     ),

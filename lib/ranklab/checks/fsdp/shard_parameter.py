@@ -51,7 +51,7 @@ CASES = (
 SHARD, REFUSED = "the shard", "what the shape () raises"
 STAYS = ("the parameter afterwards", "its gradient afterwards",
          "does it need a gradient afterwards?")
-COST = ("the shard's gradient", "messages", "has the shard a graph?",
+COST = ("the shard's gradient", "messages", "does the shard have a graph?",
         "memory that the shard shares with the parameter", "bytes that the shard keeps in memory",
         REFUSED)
 
@@ -75,7 +75,7 @@ def _see(fn, case, ranks):
         "does it need a gradient afterwards?": Must(parameter.requires_grad, not case.frozen),
         "the shard's gradient": shard.grad if shard.is_leaf else None,
         "messages": AtMost(len(traffic.ops), 0),
-        "has the shard a graph?": Must(shard.grad_fn is not None, False),
+        "does the shard have a graph?": Must(shard.grad_fn is not None, False),
         "memory that the shard shares with the parameter": Must(is_view, False),
         "bytes that the shard keeps in memory": AtMost(
             memory.nbytes(), rows * parameter.shape[1:].numel() * parameter.itemsize),
@@ -102,8 +102,8 @@ RANK, RANKS = "dist.get_rank(group)", "dist.get_world_size(group)"
 SHAPELESS = "if parameter.dim() == 0:"
 SHARD_PARAMETER = Proof(
     shard_parameter,
-    Stage({"ceil(n/R) rows each, fewer or none on the last ranks: as torch.chunk; on 4 ranks, and "
-           "in groups of 1, 2 and 3; any shape and strides, 3 types": (SHARD,),
+    Stage({"ceil(n/R) rows each, fewer or none on the last ranks: like torch.chunk; on 4 ranks, "
+           "and in groups of 1, 2 and 3; any shape and strides, 3 types": (SHARD,),
            "the parameter stays as it is": STAYS,
            "a copy, without a graph; nothing is sent; a parameter without rows is a ValueError":
            COST},

@@ -56,7 +56,8 @@ def check_wrap_policy(wrap_policy):
         most = limits(model)[0] - 1
         expect(refuses(wrap_policy, model, most), f"{name}: most_bytes={most:,} raises no error",
                TOO_LARGE)
-    yield "no more is whole than most_bytes: on 5 models; a ValueError where the finest do not fit"
+    yield ("at most most_bytes are whole: on 5 models; a ValueError where even the finest blocks "
+           "do not fit")
     yield "no block is inside another, or has no forward, or shares a parameter with the outside"
     expect(blocks_in_all <= MOST * OURS, f"{blocks_in_all} blocks in all, where {OURS} are enough",
            LARGER)
@@ -85,7 +86,7 @@ def _blocks(wrap_policy, where, model, most):
     expect(all(id(block) in names for block in blocks), f"{where}: it returns {str(blocks)[:60]}",
            MODULES)
     expect(len(outermost(blocks)) == len(set(blocks)) == len(blocks),
-           f"{where}: a block is inside another one, or there twice", OUTERMOST)
+           f"{where}: a block is inside another one, or appears twice", OUTERMOST)
     for block in blocks:
         is_called = type(block).forward is not nn.Module.forward
         what = "shares a parameter with what is outside" if is_called else "is never called"

@@ -93,12 +93,14 @@ def _both(old, new):
 
 ADASUM = Proof(
     adasum,
-    Stage({"two ranks: what agrees is averaged, the rest is added; alone nothing changes": (),
+    Stage({"two ranks: what agrees is averaged, the rest is added; on a single rank nothing changes":
+           (),
            "several tensors in one buffer: each with its own coefficients; x is unchanged":
            (CHANGED,)},
           _see, tuple(CASES), (2, 1), oracle=by_definition),
     Stage({"four ranks are combined in pairs, then the pairs": (),
-           "inside a group it talks to nobody outside; 3 ranks are a ValueError on every rank":
+           "inside a group it talks only to that group's ranks; 3 ranks are a ValueError on every "
+           "rank":
            ("what it raises",)},
           _see, tuple(CASES), (4,), (ALL, PAIRS, THREE), oracle=by_definition),
     Stage({"eight ranks, too": (),

@@ -95,11 +95,12 @@ BACK, CAST, AS_IT_IS = "reduced.to(dtype)", "tensor.to(torch.float16)", "lambda 
 COMPRESS = Proof(
     compress_fp16,
     Stage({"float32 and float64 travel as float16, rounded as torch rounds; any shape": (),
-           "the *result* gets its type again; contexts of two tensors do not mix":
+           "the *result* gets its type back; contexts of two tensors do not mix":
            (f"the type of {RESTORED}", RESTORED, f"the type of {AGAIN}", AGAIN)},
           _see, tuple(Case(dtype, shape) for dtype in FLOATS for shape in SHAPES),
           oracle=by_numpy),
-    Stage("whole numbers, complex ones, and what has 16 bits or fewer already, stay as they are",
+    Stage("whole numbers, complex ones, and types that already have 16 bits or fewer stay as they "
+          "are",
           _see, tuple(Case(dtype) for dtype in STAYS), oracle=by_numpy,
           note=("Compress only floating-point tensors of more than 16 bits: return anything else "
                 "unchanged.")),

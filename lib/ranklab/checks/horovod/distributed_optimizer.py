@@ -222,11 +222,11 @@ REFUSES, LACKS, IS_TRAINED = "if p in handles:", "if p not in handles", "if p.re
 GROUP = 'p in {{*optimizer.param_groups[{}]["params"]}}'.format
 OPTIMIZER = Proof(
     distributed_optimizer,
-    Stage({"each gradient is asked for once, by its name, while backward goes on; with "
+    Stage({"each gradient's average is requested once, by its name, during backward; with "
            "Compression.fp16 half the bytes travel": (RETURNED, EARLY, WAITED, NAMES, TYPES, LATE,
                                                       OWN, RAISED),
-           "equal to one process over 2 steps, with momentum, on 1 and 3 ranks; tied, frozen and "
-           "unused parameters too, and one that only one rank uses": (
+           "equal to one process over 2 steps, with momentum, on 1 and 3 ranks; also tied, frozen "
+           "and unused parameters, and one that only one rank uses": (
                *(name.format(each) for each in (*TRAINED, *FROZEN)
                  for name in ("p.grad of {}", "{} afterwards")), "the types of p.grad"),
            "a second backward before step() is a ValueError": (REFUSED,)},

@@ -123,7 +123,7 @@ def _counts(size):
 
 FUSE = Proof(
     fuse_tensors,
-    Stage("one dtype: in order, each list as full as can be, and no fuller; 0 turns fusion off",
+    Stage("one dtype: in order, each list as full as the threshold allows; 0 turns fusion off",
           _see, ONE_DTYPE, oracle=kind_by_kind),
     Stage("several dtypes, two devices: the newest list of each kind stays open", _see, KINDS,
           oracle=kind_by_kind),

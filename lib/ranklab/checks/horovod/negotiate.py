@@ -118,10 +118,11 @@ GATHER = "dist.gather_object(ready, lists, group=group, group_dst=0)"
 ANSWER = "return answer[0]"
 NEGOTIATE = Proof(
     negotiate,
-    Stage({"on 4, 3, 2 and 1 ranks: a name is told when the last rank has it, once": (),
+    Stage({"on 4, 3, 2 and 1 ranks: a name is announced once, when the last rank has it": (),
            "the same list on every rank, whatever the orders; names may come again in the next "
            "step": (*(f"what it returns in round {number}" for number in range(1, 9)), LEFT),
-           "ranks other than 0 receive the answer only; inside a group it talks to nobody outside":
+           "ranks other than 0 receive only the answer; inside a group it talks only to that "
+           "group's ranks":
            (RECEIVED,)},
           _see, (NOTHING, ONCE, STEPS, TABLES), (4,), (ALL, *GROUPS), oracle=by_sets),
     mistakes=(

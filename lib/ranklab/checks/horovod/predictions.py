@@ -53,7 +53,8 @@ PREDICTIONS = (
         hint="Which ranks send to rank 0, and how much does each of them send?",
         answer=lambda: negotiation_bytes(160, 64, request_bytes=76) / 1e3,
         mistakes={12.16: "that is what one rank sends", 778.24: "rank 0 sends nothing to itself",
-                  778240: "KB, and rank 0 sends nothing to itself", 766080: "that is bytes",
+                  778240: "give it in KB, and rank 0 sends nothing to itself",
+                  766080: "that is bytes",
                   4.788: "every rank sends all 160 names"},
         why="All of it goes through one rank in every step, for names that it already knows.",
     ),
@@ -74,7 +75,7 @@ PREDICTIONS = (
         mistakes={511: "511 * 128 = 65,408 still fits", 511.75: "ranks are whole",
                   65504: "that is the largest number; each rank brings 128",
                   256: "32,767 is the largest 16-bit whole number; float16 goes to 65,504",
-                  1024: "1024 * 128 is infinite, but so is less"},
+                  1024: "1024 * 128 overflows, but so does less"},
         why=("An average sums first, so it overflows as well: divide before the sum "
              "(gradient_predivide_factor)."),
     ),
@@ -92,7 +93,7 @@ PREDICTIONS = (
         hint="What is a.b here, for b = a? Put it into the two coefficients.",
         answer=lambda: _length([3.0, 0.0], [3.0, 0.0]),
         mistakes={6: "that is the sum: what agrees is averaged", 1.5: "both halves count",
-                  0: "1 - a.b / 2|a|^2 is a half, not nothing"},
+                  0: "1 - a.b / 2|a|^2 is a half, not zero"},
         why=("Both coefficients are 1/2. Ranks that agree take the step of one rank, however many "
              "of them there are."),
     ),

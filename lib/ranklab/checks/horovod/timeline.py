@@ -63,9 +63,9 @@ def _read(text):
     try:
         trace = json.loads(text)
     except ValueError:
-        return [], f"no JSON, it begins with {text[:2]!r}" if text else "empty"
+        return [], f"not JSON: it begins with {text[:2]!r}" if text else "empty"
     if isinstance(trace, str):
-        return [], "JSON, but of a single text"
+        return [], "JSON, but only a single string"
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
         return [], 'JSON without a list called "traceEvents"'
     return trace["traceEvents"], ""
@@ -75,11 +75,11 @@ def _rows(trace):
     """Return {name of a row: [(phase, ts, dur), ...]}; and what is wrong with the trace, or ""."""
     for entry in trace:
         if not isinstance(entry, dict):
-            return {}, "a trace with an entry that is no dict"
+            return {}, "a trace with an entry that is not a dict"
         if lacks := sorted(KEYS.get(str(entry.get("ph")), {"ph"}) - {*entry}):
             return {}, f"a trace with an entry that lacks {', '.join(lacks)}"
         if type(entry.get("pid", 0)) is not int:
-            return {}, "a trace in which a pid is no number"
+            return {}, "a trace in which a pid is not a number"
         if (entry["ph"], entry.get("name")) == ("M", "process_name") and (
                 not isinstance(entry["args"], dict)
                 or not isinstance(entry["args"].get("name"), str)):
@@ -96,7 +96,7 @@ def _rows(trace):
         ({event["pid"] for event in events} <= {*name_of},
          "a trace with an event in a row that has no name"),
         ({type(event[key]) for event in events for key in ("ts", "dur")} <= {int, float},
-         "a trace in which a time is no number"),
+         "a trace in which a time is not a number"),
     ):
         if not holds:
             return {}, otherwise

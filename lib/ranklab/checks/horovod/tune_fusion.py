@@ -59,7 +59,7 @@ def check_tune_fusion(tune):
         workload = Workload(0)
         workload.low, workload.high = low, high
         _tuned(tune, Measured(workload, calls))
-    yield "a whole number in the range, with any number of calls, never more of them"
+    yield "a whole number in the range, with any number of calls, and never more than those"
     scores = _scores(tune)
     right = sum(score <= SLOWER for score, *_ in scores)
     worst = max(scores, key=lambda each: each[0])
@@ -112,10 +112,11 @@ def _mistake(score, chosen, measured, right, by_means):
          f"{LOWEST}"),
         (workload.score(near) > SLOWER, f"Of the {len(steps)} thresholds that you measured, even "
          f"the best is {workload.score(near) - 1:.0%} slower than it could be. {FINER}"),
-        (True, f"You measured {near:,}, which would do, and it did not look best. {AGAIN}"),
+        (True, (f"You measured {near:,}, which would be good enough, but it did not look best. "
+                f"{AGAIN}")),
     )
-    return Mistake(f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads, "
-                   f"and in one {score - 1:.0%} slower; asked are {RIGHT}, and nowhere over 50%. "
+    return Mistake(f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads, and "
+                   f"in one {score - 1:.0%} slower; {RIGHT} are required, and nowhere over 50%. "
                    f"There it chooses {chosen:,} bytes, and the best lies {workload.kind}",
                    next(hint for holds, hint in reasons if holds))
 

@@ -156,7 +156,7 @@ def _see_refusal(fn, case, ranks):
     numbers = {*map(int, re.findall(r"\d+", str(error)))}
     missing = {math.prod(case.sizes.values()), case.ranks} - numbers if error else ()
     yield {"what it raises": Must(type(error).__name__ if error else "nothing", "ValueError"),
-           "numbers that the error does not say": Must(sorted(missing), [])}
+           "numbers that the error does not mention": Must(sorted(missing), [])}
 
 
 def by_reshaping(axes, joined=()):
@@ -188,7 +188,7 @@ BUILD_MESH = Proof(
     build_mesh,
     Stage({"each axis, and axes that are joined, have groups of the right ranks: on 1, 4, 6, 8 "
            "ranks": (),
-           "messages reach all of a group, and nobody else": SUMS},
+           "messages reach all ranks of a group, and no others": SUMS},
           _see, MESHES, (4, 6, 8, 1), oracle=by_reshaping),
     Stage("sizes that do not multiply to the number of ranks are a ValueError with both numbers",
           _see_refusal, WRONG_SIZES, (4,), oracle=by_reshaping),

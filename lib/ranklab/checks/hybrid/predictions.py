@@ -54,7 +54,7 @@ PREDICTIONS = (
         answer=lambda: sum(n for name, n in model_state_bytes(100_000_000_000, "fp32").items()
                            if name != "gradients") / 64 / 1e9,
         mistakes={1200: "that is the whole checkpoint", 25: "gradients are not saved",
-                  6.25: "Adam's two moments are saved, too",
+                  6.25: "Adam's two moments are saved as well",
                   12.5: "weights and both moments: three numbers"},
         why="Each number is written once, because replicas write nothing.",
     ),

@@ -130,7 +130,7 @@ TIED = Proof(
           note=("On both ends, in the order of `copies`, parameter.grad becomes this end's "
                 "gradient plus the other end's, in their own dtype. A rank without copies does "
                 "nothing.")),
-    Stage("also in a group of some ranks, where `other` counts in the group", _see, CASES, (4,),
+    Stage("also in a group of some ranks, where `other` is a rank of the group", _see, CASES, (4,),
           GROUPS[:1], oracle=by_gathering,
           note="It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."),
     mistakes=(

@@ -247,7 +247,7 @@ TRANSFER = Proof(
     transfer_weights,
     Stage({"all generators have the trainers' weights, to the bit, in eight pairs of layouts": (),
            "a generator receives each of its numbers once, a trainer nothing": (RECEIVED,),
-           "replicas share the sending, and nothing is sent for nothing": (SENT,)},
+           "replicas share the sending, and nothing is sent needlessly": (SENT,)},
           _see, PAIRS, (6,), oracle=by_gathering),
     Stage("inside a group of ranks", _see, IN_GROUPS, (6,), SOME, oracle=by_gathering,
           note="It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."),

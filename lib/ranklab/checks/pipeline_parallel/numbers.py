@@ -83,7 +83,7 @@ BUSY = "busy = sum(span.end - span.start for span in spans)"
 OWN = f"own = [{OF_GROUP} for group in {OF_RANKS}]\n    "
 BUBBLE = Proof(
     bubble_fraction,
-    Stage({"the part of all ranks' time without work, from the first start to the last end": (),
+    Stage({"the share of all ranks' time without work, from the first start to the last end": (),
            "without a flush: each rank's own time, and the slowest counts for all": (),
            "spans in any order, measured or simulated; any numbers of ranks": ()},
           _see_bubble, TIMED, oracle=by_gaps,
@@ -349,7 +349,7 @@ def _see_cut(fn, cut):
 
 
 def _of_layers(layers, _):
-    return f"{layers}: some stage is missing or empty, or some layer, or it is there twice"
+    return f"{layers}: a stage is missing or empty, or a layer is missing or appears twice"
 
 
 @functools.cache
@@ -435,7 +435,7 @@ BEST = "max(best[k][0], sum(costs[k:n]))"
 RANGES = "[range(a, b) for a, b in zip(begins, begins[1:] + [len(costs)])]"
 SPLIT = Proof(
     split_stages,
-    Stage({"layers in order, none twice, no stage empty; `costs` stay as they are": (),
+    Stage({"layers in order, none twice, no stage empty; `costs` is unchanged": (),
            "the slowest stage is as fast as it can be": ("the slowest stage",)},
           _see_cut, CUTS, oracle=all_cuts,
           note="The best place for the last cut depends on all the others."),

@@ -16,7 +16,7 @@ PREDICTIONS = (
         hint="The last of 4 stages starts after 3 forwards. How long does each rank work?",
         answer=lambda: 100 * bubble_fraction(simulate(gpipe_schedule(4, 12))),
         mistakes={100 * 3 / 11: "that is for 8 micro-batches",
-                  25: "3/12 is a part of the work, and the bubble is a part of the whole time",
+                  25: "3/12 is a share of the work, but the bubble is a share of the whole time",
                   75: "that is one rank at a time: 12 micro-batches overlap"},
         why=("Each rank idles for the time of 3 micro-batches and works for 12: (P - 1) / (M + P - "
              "1)."),
@@ -46,7 +46,8 @@ PREDICTIONS = (
               "does not?"),
         answer=lambda: 100 * bubble_fraction(simulate(interleaved_schedule(8, 32, 4))),
         mistakes={100 * 7 / 39: "that is 1F1B with one stage a rank",
-                  100 * 7 / 128: "a part of the work; the bubble is a part of the whole time",
+                  100 * 7 / 128: ("that is a share of the work; the bubble is a share of the whole "
+                                  "time"),
                   100 * 7 / 39 / 4: "the time gets shorter as well, not only the bubble"},
         why=("The idle ends are a quarter as long, at the price of more than 4 times as many "
              "messages."),
@@ -56,7 +57,8 @@ PREDICTIONS = (
         hint=("Which weights does a backward on rank 0 use, and how many updates have there been "
               "since?"),
         answer=lambda: in_flight_activations(pipedream_schedule(4, 20))[0],
-        mistakes={3: "those are the old ones; the newest counts, too", 1: "that is the last rank"},
+        mistakes={3: "those are the old ones; the newest counts as well",
+                  1: "that is the last rank"},
         why=("It keeps one for each micro-batch in flight, and there are as many of those as "
              "stages."),
     ),
@@ -70,13 +72,13 @@ PREDICTIONS = (
         mistakes={
             "lambda stages, idle, virtual: (stages - 1) / (virtual * idle)":
                 "that is a share of the time without the bubble, as in Megatron's paper; `idle` is "
-                "one of the whole time",
+                "a share of the whole time",
             "lambda stages, idle, virtual: stages * (1 - idle) / (virtual * idle)":
                 "the last stage waits for stages - 1 others, not for all",
             "lambda stages, idle, virtual: (stages - 1) * (1 - idle) / idle":
                 "with `virtual` stages on a rank the pipeline fills that many times faster",
             "lambda stages, idle, virtual: virtual * (stages - 1) * (1 - idle) / idle":
-                "more stages on a rank make the bubble smaller, so fewer micro-batches do",
+                "more stages on a rank make the bubble smaller, so fewer micro-batches are enough",
         },
         why="A bubble of 5% needs 19 micro-batches for each additional stage.",
     ),

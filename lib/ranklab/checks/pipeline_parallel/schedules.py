@@ -62,8 +62,8 @@ def _see(held_at_most, more, fn, shape):
 def _strange(schedule):
     """Return why it is not a schedule at all, or ""."""
     if not isinstance(schedule, Sequence) or not all(isinstance(a, Sequence) for a in schedule):
-        return "it is no tuple with a tuple of actions for each rank"
-    return next((f"rank {rank}: {action!r} is no Action(kind, stage, micro_batch)"
+        return "it is not a tuple with a tuple of actions for each rank"
+    return next((f"rank {rank}: {action!r} is not an Action(kind, stage, micro_batch)"
                  for rank, actions in enumerate(schedule) for action in actions
                  if not isinstance(action, Action)), "")
 

@@ -53,9 +53,9 @@ PLANS = (
         PIPED, attention="unfused", recompute="selective"), OTHER),
     Case("20 layers on 9 stages, recompute", replace(MODELS["llama2-13b"], layers=20), replace(
         PIPED, pp=9, micro_batches=4, recompute="full"), OTHER),
-    Case("half of the layers again", "llama-70b", replace(
+    Case("half of the layers recomputed", "llama-70b", replace(
         PIPED, recompute="full", recomputed=0.5), OTHER),
-    Case("half of the products again", "llama-8b", Plan(
+    Case("half of the products recomputed", "llama-8b", Plan(
         dp=8, zero=3, recompute="operators", tool="torchtitan"), OTHER),
     Case("FSDP, not compiled", "llama-8b", Plan(dp=8, zero=3, fused=False, tool="torchtitan"),
          OTHER),

@@ -56,7 +56,8 @@ PREDICTIONS = (
         hint="How many network cards does a node have, and can there be more than one ring?",
         mistakes={50.0: "that is one card: NCCL makes a ring for each card, and each ring "
                   "sends a part", 3200.0: "those are Gbit/s", 450.0: "that is NVLink inside a node",
-                  400 * 127 / 128 / (15 / 16): "that is if each node sums first; rings send all",
+                  400 * 127 / 128 / (15 / 16): ("that would hold if each node summed first; rings "
+                                                "send all"),
                   365.0: "that is what four nodes reach: the question asks for the bound",
                   6.25: "the eight GPUs do not share a card: each has its own"},
         why="Each of the eight rings uses its own 50 GB/s card. Four nodes reached 365 GB/s.",
@@ -64,7 +65,7 @@ PREDICTIONS = (
     Prediction(
         "planner_bubble", solution="7 / (8 + 7)", answer=lambda: flush_bubble(8, 8),
         hint="How many micro-batches are left for each pipeline?",
-        mistakes={7 / 8: "that is a part of the busy time; of the whole time it is 7 / (8 + 7)",
+        mistakes={7 / 8: "that is a share of the busy time; of the whole time it is 7 / (8 + 7)",
                   7 / 519: "64 pipelines share the 512 sequences", 7 / 135: "that is with 4 data "
                   "ranks", 0.5: "it is P - 1 = 7 of M + P - 1 = 15 steps"},
         why="512 / 64 = 8 micro-batches for 8 stages. With 4 data ranks it was 5%.",

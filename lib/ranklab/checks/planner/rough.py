@@ -99,8 +99,8 @@ def check_rough_step_seconds(rough_step_seconds):
     expect(1 / 2 < middle < 2, f"{score}: half of the predictions are "
            f"above {middle:.3g} times the published time",
            UNITS)
-    expect(error <= MOST, f"{score}, and at most {MOST:.0%} is asked for; half of the "
-           f"predictions are above {middle:.2f} times the published time", EFFICIENCY)
+    expect(error <= MOST, f"{score}, but at most {MOST:.0%} is allowed; half of the predictions "
+                          f"are above {middle:.2f} times the published time", EFFICIENCY)
     yield f"{score}: what is missing?"
 
 

@@ -84,7 +84,7 @@ RATIO = "speed / gpus / (curve[0][1] / counts[0]) if curve else 1.0"
 RETURN = "    return curve"
 SCALING = Proof(
     scaling_curve,
-    Stage("right if the batch stays and if it grows, from any first number of GPUs", _see, CASES,
+    Stage("right whether the batch stays or grows, from any initial number of GPUs", _see, CASES,
           oracle=by_throughput),
     Stage("GPUs or data ranks that do not divide are a ValueError", _see, REFUSED,
           oracle=by_throughput),

@@ -58,12 +58,13 @@ def check_search_layouts(search_layouts):
         found, watched = _searched(search_layouts, name)
         yield f"{name}: {_score(name, found)}"
         least = min(ENOUGH, len(_best(name)))
-        expect(len(found) >= least, f"{name}: the list has {len(found)} of {least} layouts or more",
+        expect(len(found) >= least, (f"{name}: the list has {len(found)} layouts, not {least} or "
+                                     "more"),
                ALL)
         expect(watched and all(isinstance(each, Plan) for each in watched),
                f"{name}: watch got {len(watched)} plans", WATCH)
     yield "the lists have what fits, and watch gets the plans"
-    error = _error(search_layouts, "175B on 8 A100s, which fits in no way", *NONE)
+    error = _error(search_layouts, "175B on 8 A100s, which can't fit", *NONE)
     needed = float(re.search(r"needs ([\d.]+) GB", str(_error(fastest, "", *NONE)))[1])
     said = str(error)
     numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
@@ -72,7 +73,7 @@ def check_search_layouts(search_layouts):
     yield "where no layout fits a NoLayout says what would be needed"
     _error(search_layouts, "3 sequences on 64 GPUs, which no layout divides", *NO_PLAN,
            tools=("deepspeed",))
-    yield "where there is no layout at all it is a NoLayout, too"
+    yield "where there is no layout at all it is also a NoLayout"
 
 
 def _error(search, where, *asked, **how):
@@ -109,8 +110,8 @@ def _searched(search, name):
            f"left free a GPU has {most / 1e9:.1f}", LEAVE_OUT)
     seconds = [float(each.step.total) for each in found]
     for one, after in zip(seconds, seconds[1:]):
-        expect(after >= one * (1 - 1e-9), f"{name}: in the list {one:.3f} s are before "
-               f"{after:.3f} s", SORTED)
+        expect(after >= one * (1 - 1e-9), f"{name}: in the list, {one:.3f} s comes before "
+                                          f"{after:.3f} s", SORTED)
     return found, watched
 
 

@@ -47,7 +47,8 @@ PREDICTIONS = (
                hint="How often does one rank look in ten seconds? How many ranks look?",
                answer=lambda: 1023 * 10 / 0.01,
                mistakes={1000: "that is one rank; 1023 of them ask",
-                         102_300: "10 ms is a hundredth of a second, so 1000 looks in ten seconds",
+                         102_300: ("10 ms is a hundredth of a second, so there are 1000 looks in "
+                                   "ten seconds"),
                          1024 * 1023 * 1000: "each rank asks only for the one that it has not "
                          "seen"},
                why="And the store is one process. With store.wait each rank asks only once."),
@@ -55,7 +56,7 @@ PREDICTIONS = (
                tolerance=0,
                hint="Draw the ring. Which ranks send, and how large is x?",
                mistakes={4_000: "that is what one rank sends; four ranks do",
-                         12_000: "the ring closes: the last rank sends, too",
+                         12_000: "the ring closes: the last rank also sends",
                          1_000: "1000 numbers of 4 bytes each, and four ranks"},
                why="Each rank sends x once, so all ranks together send R times x."),
     Prediction("hang_dollars", solution="1024 * 2 * 10 / 60", unit="dollars",

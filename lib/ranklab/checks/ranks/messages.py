@@ -38,7 +38,7 @@ class OthersExist(TorchDispatchMode):
         if func._schema.name in ("c10d::send", "c10d::recv_"):
             group, peer = dist.ProcessGroup.unbox(args[1]), args[2]
             if not 0 <= peer < group.size():
-                raise ValueError(f"there is no rank {peer}: here are 0 .. {group.size() - 1}")
+                raise ValueError(f"there is no rank {peer}: the ranks are 0 .. {group.size() - 1}")
             if peer == group.rank():
                 raise ValueError(f"a message from rank {peer} to itself")
         return func(*args, **(kwargs or {}))

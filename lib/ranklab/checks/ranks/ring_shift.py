@@ -80,8 +80,8 @@ RING_SHIFT = Proof(
           oracle=by_gathering, launch={"timeout": LIMIT}),
     Stage({"every rank returns the x of the rank before it, shape and type; its own is unchanged":
            (),
-           "each rank sends x exactly once, on 1, 2, 3, 4 ranks and in groups, be it 0 bytes or "
-           "200 KB; all is waited for": (DROPPED, MESSAGES, BARRIERS, BYTES)},
+           "each rank sends x exactly once, on 1, 2, 3, 4 ranks and in groups, whether 0 bytes or "
+           "200 KB; every handle is waited for": (DROPPED, MESSAGES, BARRIERS, BYTES)},
           _see, CASES, (4,), GROUPINGS, oracle=by_gathering, launch={"timeout": LIMIT}),
     mistakes=(
         Slip(SEND_FIRST, (BEFORE, SENT.format("send"), SEND, "")),

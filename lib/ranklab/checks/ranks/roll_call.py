@@ -27,7 +27,8 @@ CASES = {  # how many ranks; {rank: when it calls, in parts of SECONDS}; before 
     "the first and the last of 5 are missing": (5, {1: 0, 2: 0.5, 3: 0}, None),
     "a single rank": (1, {0: 0}, None),
     "all of 70 but rank 66 are missing": (70, {66: 0}, None),
-    "rank 0 of 5 calls when others have their list": (5, {0: LATE, 1: 0.6, 2: 0, 3: 0.6}, None),
+    "rank 0 of 5 calls when the others already have their list": (5, {0: LATE, 1: 0.6, 2: 0,
+                                                                      3: 0.6}, None),
     **{f"rank 0 of 3 stops after {held} calls to the store, and rank 1 calls then":
        (3, {0: 0, 1: LATE}, held) for held in range(3 + MORE)},
 }
@@ -103,7 +104,7 @@ def check_roll_call(roll_call):
             again, = _tried(roll_call, AGAIN * seconds, [name])
             most.append(_judged(name, again, AGAIN * seconds))
     yield "the same sorted list on every rank, also where rank 0, or all but one, is missing"
-    yield "at once when all are here; else when the time is up. A late rank gets the same list"
+    yield "at once when all are here; otherwise when the time is up. A late rank gets the same list"
     yield (f"a rank makes {most[0]} calls to the store when 5 of 5 are here, and {most[1]} when 3 "
            "of 5 are (the library makes 4 and 9; 2 is the least: one to be seen, one to see)")
 

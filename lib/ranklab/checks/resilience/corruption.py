@@ -172,7 +172,7 @@ CHANGES = (
     Change("the last bit of a float64", (3,), "precise", _flip),
     Change("-0.0 for 0.0", (1,), "layer.weight", lambda w: w[0, 0].neg_()),
     Change("another NaN", (1,), "layer.weight", partial(_flip, at=33, bit=3)),
-    Change("two numbers in each other's place", (2,), "layer.bias", _swap),
+    Change("two numbers have changed places", (2,), "layer.bias", _swap),
     Change("a scale without dimensions", (1,), "scale", partial(_flip, at=0)),
     Change("a whole number", (2,), "steps", partial(_flip, at=3)),
     Change("the same bit on two ranks", (0, 1), "strided", lambda w: w[2].add_(1)),
@@ -191,8 +191,8 @@ NOBODY = ("More than half of the ranks must agree: two of four, or one of two, a
           "Otherwise the list is [], because the right rank is unknown.")
 CORRUPTION = Proof(
     silent_corruption,
-    Stage({"any bit of any type names its parameter and rank, also the first; NaN counts by its "
-           "bits; [] without a majority, as with two ranks: nobody knows; on 4, 3, 2 and 1 ranks":
+    Stage({"any flipped bit, of any type, gives its parameter and rank, also the first; NaN counts "
+           "by its bits; [] without a majority, as with two ranks; on 4, 3, 2 and 1 ranks":
            (), "one all-gather of 8 bytes a parameter; the parameters are unchanged": (
                "parameters that have changed", "collectives",
                "bytes that a rank gives to collectives", "calls of hash()")},

@@ -67,12 +67,14 @@ def _rules(case, plan):
         "the list of positions outside the batch": Must(
             sorted({*places} - {*range(batch)})[:8], []),
         "the largest micro-batch": AtMost(max(map(max, filter(None, sizes)), default=0),
-                                          micro_batch, "the largest micro-batch has {:g} "
-                                          "positions; {:g} may not be exceeded"),
+                                          micro_batch,
+                                          "the largest micro-batch has {:g} positions; at most "
+                                          "{:g} are allowed"),
         "the number of micro-batches of each rank": Must(
             [len(each) for each in sizes][:8], [times] * min(ranks, 8)),
-        "the difference of shares": AtMost(max(shares) - min(shares), 1, f"ranks take {shares[:5]} "
-                                           "positions, which differ by {:g}, not by {:g} at most"),
+        "the difference of shares": AtMost(max(shares) - min(shares), 1,
+                                           f"ranks take {shares[:5]} positions, which differ by "
+                                           f"{{:g}}, not by at most {{:g}}"),
         "the weights": AtMost(off, 1e-9, f"the weight of {n} of {batch} positions is {weight:.6g}, "
                                          f"not {n / batch:.6g}"),
     }
@@ -131,7 +133,7 @@ def weighed(*weights):
 
 ELASTIC = Proof(
     elastic_batch,
-    Stage({"each position once, at most micro_batch together; ranks differ by one at most": (),
+    Stage({"each position once, at most micro_batch together; ranks differ by at most one": (),
            "all ranks have the same number of micro-batches, and no more than needed; n / batch":
            ("the number of micro-batches of each rank", "the weights")},
           _see_plan, CASES, oracle=dealt_like_cards),

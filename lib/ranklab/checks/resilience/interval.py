@@ -23,7 +23,7 @@ class Job(NamedTuple):
     M: float
 
     def __str__(self):
-        return f"checkpoints of {self.C:g} s, a failure each {self.M:,.4g} s"
+        return f"checkpoints of {self.C:g} s, a failure every {self.M:,.4g} s"
 
 
 def best_interval(C, M):

@@ -36,8 +36,8 @@ def check_recovery_policy(policy):
                           f"library's `{part}` it would be {with_part[part]:.3f}. {PARTS[part]}")
         seen.append(f"{name}: {score:.3f}, {score / best:.0%} of the oracle's {best:.3f} (with "
                     f"{spares} spares); Daly's and waiting {daly:.3f}")
-    expect(_score(policy, "slow restarts") == _score(policy, "slow restarts"), "the same trace "
-           "again has another score", STATE_ALONE)
+    expect(_score(policy, "slow restarts") == _score(policy, "slow restarts"),
+           "the same trace gets a different score the second time", STATE_ALONE)
     yield "valid decisions, and the same ones for the same trace"
     yield from seen
 

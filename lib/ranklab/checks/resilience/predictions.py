@@ -53,8 +53,8 @@ PREDICTIONS = (
         mistakes={0: "the 48 ranks skip 15,000 each, and 64 ranks have taken 15,000 each",
                   100 / 3: "that is a share of the windows that are skipped",
                   75: "that is the share that is skipped, and does not come again"},
-        why="48 ranks skip 720,000 windows, and 960,000 were trained on: 240,000 come again. From "
-            "48 to 64 ranks as many would never come.",
+        why=("48 ranks skip 720,000 windows, and 960,000 were trained on: 240,000 come again. From "
+             "48 to 64 ranks, just as many would never come."),
     ),
     Prediction(
         "resilience_neighbour_lost", unit="%", tolerance=0.02, solution="100 * 2 / 127",

@@ -16,7 +16,8 @@ from ranklab.resilience import Run, resume_exact
 SAMPLES, BATCH, WIDTH, MORE = 39, 8, 5, 7
 SAME, OTHER, LOST = "as it was", "another value", "lost"
 FRESH, SAVING = "the list of losses in a fresh process", "while it saves"
-PUT_BACK, LATER, TWICE = ("after it is put back", "after it is put back, and the run had gone on",
+PUT_BACK, LATER, TWICE = ("after it is put back",
+                          "after it is put back, when the run had continued",
                           "after it is put back twice")
 STATES = ("the model's state", "the optimizer's state", "the learning rate", "the scheduler's step",
           "the loader's order", "the loader's position", "the loader's generator", "steps_done",
@@ -132,7 +133,7 @@ RESUME = Proof(
            "back": _names(PUT_BACK),
            "the next steps are bit-equal: saved before the first step, inside an epoch, at its end":
            (f"the list of losses {PUT_BACK}", *_names(f"{MORE} steps later, {PUT_BACK}")),
-           "what is saved never changes, and works twice; also in a fresh process":
+           "what is saved never changes, and can be used twice; also in a fresh process":
            (*_names(LATER), *_names(TWICE),
             *(f"the list of losses {where}" for where in (LATER, TWICE)),
             *(name for where in (LATER, TWICE) for name in _names(f"{MORE} steps later, {where}")),

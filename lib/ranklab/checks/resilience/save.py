@@ -83,13 +83,14 @@ def _plain(atomic_save):
             atomic_save(OLD, path.name)
     finally:
         os.chdir(here)
-    _holds('a save to "rank.10" alone', path, "the old one", ("A file name without a folder "
-                                                              "belongs in os.getcwd()."))
+    _holds('a save to "rank.10" alone', path, "the old one",
+           "A file name without a folder belongs in os.getcwd().")
     free = _free_descriptor(path)
     for _ in range(8):
         atomic_save(OLD["w"], path)
     expect(_free_descriptor(path) < free + 8, "after 8 saves 8 more files are open", CLOSE)
-    expect(torch.equal(torch.load(path), OLD["w"]), "a tensor alone is another one in the file",
+    expect(torch.equal(torch.load(path), OLD["w"]),
+           "a single tensor as the state is different in the file",
            "torch.save takes any state.")
 
 
@@ -120,7 +121,8 @@ def _order(atomic_save):
     early = [nbytes for i, nbytes in synced if i < renamed]
     expect(synced, "the file is never synced", SYNC)
     expect(early, "the file is synced after it was renamed", SYNC_FIRST)
-    expect(size in early, f"{max(early, default=0):,} bytes are there at os.fsync, of {size:,}",
+    expect(size in early, (f"at os.fsync, only {max(early, default=0):,} of {size:,} bytes are "
+                           "there"),
            FLUSH)
     folders = [i for i, call in enumerate(calls) if call[0] == folder]
     expect(folders, "the folder is never synced", SYNC_FOLDER)
@@ -141,8 +143,8 @@ def _killed(atomic_save):
     for way, (save, most) in ways.items():
         path = _fresh(atomic_save)
         end, found = in_child(partial(save, path), most), content(path)
-        expect(end == "killed", f"killed {way}: it {end}", "Write the file in this process, and "
-                                                           "write it again in each call.")
+        expect(end == "killed", f"killed {way}: it {end}",
+               "Write the file in this process, and write it again in each call.")
         expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
                f"{UNTOUCHED} {BESIDE}")
         atomic_save(NEW, path)
@@ -197,7 +199,7 @@ PARTS = (
     (_killed, "killed after some bytes, while it pickles, before each call: the old one or the "
               "new, and the next save cleans up"),
     (_errors, "a full disk, a state that can't be pickled: an error, the old file, nothing left"),
-    (_at_once, "two saves at once in one folder do not meet"),
+    (_at_once, "two saves at once in one folder do not interfere"),
 )
 
 

@@ -184,7 +184,7 @@ OPTIONS = (
     Case("window=8, patience=6, six of 4", calm, (4.0,) * 6, BACK, {"window": 8, "patience": 6}),
 )
 CASES = {"what it says": FAR, "what it says of calm losses": CALM,
-         "what it says beside spikes and NaN": HIDDEN, "what it says of some in a row": STAYS,
+         "what it says near spikes and NaN": HIDDEN, "what it says of some in a row": STAYS,
          "what it says with these arguments": OPTIONS}
 USUAL = "losses[-window - patience:-patience]"
 FINITE = f"[x for x in {USUAL} if math.isfinite(x)]"
@@ -206,8 +206,8 @@ SPIKE = Proof(
                        "20 losses.")),
     Stage(dict(zip((
         "one loss far above the last ones is skipped; a low one, or a return, goes on",
-        "of calm losses 1% more is no spike; of the first 20 none is",
-        "earlier spikes hide no new one; a loss that is not finite is skipped",
+        "among calm losses, 1% more is not a spike; none of the first 20 is",
+        "earlier spikes do not hide a new one; a loss that is not finite is skipped",
         "a spike that stays for `patience` steps is rolled back",
         "patience, window and limit are taken as given"), zip(CASES))), _see,
         sum(CASES.values(), ())),

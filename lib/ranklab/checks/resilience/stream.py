@@ -99,8 +99,9 @@ def _windows(parts, run, step, life):
     sizes = [len(_rows(part)) for part in parts]
     return {f"{ROWS} step {step}": Told(rows, _in_words(_of_this_epoch(run, step))),
             KIND: Must(" and ".join(sorted(kinds)), FORM),
-            SHARES: AtMost(max(sizes) - min(sizes), 1, f"the ranks have {sizes} windows, which "
-                           "differ by {:g}, not by {:g} at most")}
+            SHARES: AtMost(max(sizes) - min(sizes), 1,
+                           f"the ranks have {sizes} windows, which differ by {{:g}}, not by at "
+                           f"most {{:g}}")}
 
 
 def _kind(part):
@@ -124,8 +125,8 @@ def _in_words(earlier):
         if not lost and not more:
             return "the right tokens, but cut or joined in another way"
         again = [token for token in more if token in earlier]
-        return f"other tokens: {_some(lost)} are missing, {_some(more)} are too many" + (
-            f", of which {len(again)} have come in this epoch before" * bool(again))
+        return f"different tokens: {_some(lost)} are missing, {_some(more)} should not be there" + (
+            f", of which {len(again)} have already come in this epoch" * bool(again))
 
     return tell
 
@@ -255,16 +256,17 @@ WINDOWS = tuple(f"{ROWS} step {step}" for step in range(20))
 READS = tuple(f"{READ} step {step}" for step in range(20))
 STREAM = Proof(
     PackedStream,
-    Stage({"each step has its windows, in every epoch each token once, in another order": WINDOWS,
-           "all ranks have a share, which differ by one window at most": (SHARES, KIND),
+    Stage({"each step has its windows; in every epoch each token comes once, in another order":
+           WINDOWS,
+           "all ranks have shares, which differ by at most one window": (SHARES, KIND),
            "a rank reads only documents that its windows need": READS,
            "the state is small, and the same on all ranks; random numbers are left alone":
            (STATE, STATES, BYTES, RANDOM)},
           _see, RUNS, oracle=OneLongText),
-    Stage({"4, 3, 5, 1 and 2 ranks go on from each other's state: no token is lost, none comes "
+    Stage({"4, 3, 5, 1 and 2 ranks continue from each other's state: no token is lost, none comes "
            "twice": WINDOWS,
            "a resume reads nothing again": READS,
-           "the next state is right, too": (STATE, STATES, BYTES, RANDOM, SHARES, KIND)},
+           "the next state is right as well": (STATE, STATES, BYTES, RANDOM, SHARES, KIND)},
           _see, RESUMED, oracle=OneLongText,
           note=("Without interruptions it was right. Here the number of ranks changes, and a "
                 "stream that has already advanced is restored.")),

@@ -38,7 +38,7 @@ class Alike:
 
 
 CASES = (*(Runs(R, tuple(range(R))) for R in (2, 3, 8, 16, 1)), Runs(8, (0, 7), MANY, (0, 1)))
-TWICE = tuple(f"a seed of two {whose}" for whose in (
+TWICE = tuple(f"a seed shared by two {whose}" for whose in (
     "ranks, or shared and own, of one data rank", "data ranks", "runs"))
 
 
@@ -95,9 +95,10 @@ FIRST = "seed * SPREAD + data_rank * (tensor_ranks + 1)"
 OWN = "first + 1 + tensor_rank"
 DROPOUT_SEEDS = Proof(
     dropout_seeds,
-    Stage({"shared: the same on all ranks of a tensor group, another one for each data rank": (),
-           f"own: another one on every rank, up to {MANY} x 8 ranks; none is a shared one": (),
-           "runs with other seeds share none; nothing is sent, or drawn": TWICE[2:]},
+    Stage({"shared: the same on all ranks of a tensor group, a different one for each data rank":
+           (),
+           f"own: a different one on every rank, up to {MANY} x 8 ranks; none is a shared one": (),
+           "runs with different seeds share none; nothing is sent or drawn": TWICE[2:]},
           _see, CASES, oracle=no_seeds),
     mistakes=(
         Slip("Runs with adjacent seeds would share numbers: use seed * SPREAD, which leaves room "

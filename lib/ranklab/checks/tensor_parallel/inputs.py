@@ -72,7 +72,8 @@ def stages(holds, see, cases, also=()):
     also  more cases for all ranks
     """
     return (Stage(holds, see, (*cases, *also), (4,), oracle=in_one_process),
-            Stage("the same in groups of 1, 2 and 3 ranks; it talks to nobody outside", see, cases,
+            Stage("the same in groups of 1, 2 and 3 ranks; it talks only to ranks of the group",
+                  see, cases,
                   (4,), GROUPS, in_one_process, IN_GROUPS))
 
 

@@ -18,7 +18,7 @@ PREDICTIONS = (
         mistakes={2: "that is forward alone: f sends in backward",
                   8: "f sends in backward alone, g in forward alone",
                   6: "x enters once for q, k and v: not three times",
-                  1: "attention and MLP are a region each, and backward sends, too"},
+                  1: "attention and MLP are one region each, and backward sends as well"},
         why="Attention and the MLP are one region each: g sends in forward, f in backward.",
     ),
     Prediction(
@@ -39,14 +39,15 @@ PREDICTIONS = (
                   8: "those are all of them: a rank holds what its query heads need",
                   4: "those are its query heads, which share one", 2: "that is how many ranks hold "
                   "each head"},
-        why="8 query heads share a key head, and a rank has 4 of them: each is on 2 ranks.",
+        why=("8 query heads share a key head, and a rank has 4 of them: each key head is on 2 "
+             "ranks."),
     ),
     Prediction(
         "tp_loss_kb", solution="12 * 8192 / 1e3", unit="KB", answer=lambda: (4 + 8) * 8192 / 1e3,
         hint="Which numbers must all ranks know for each target? They are float32.",
         mistakes={2 * LOGITS / 1e3: "those are the logits in bf16, which no rank gathers",
                   4 * LOGITS / 1e3: "those are the logits, which no rank gathers",
-                  8 * 8192 / 1e3: "the largest logit must travel, too, otherwise exp is infinite",
+                  8 * 8192 / 1e3: "the largest logit must be sent as well, otherwise exp overflows",
                   12 * 8192 / 1024: "those are KiB; KB are 1,000 bytes here",
                   4 * 8192 / 1e3: "three numbers: largest logit, sum of exp, logit of the target"},
         why="12 bytes a target. The logits have 2.1 GB.",

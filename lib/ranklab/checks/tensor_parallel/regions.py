@@ -134,10 +134,10 @@ def _backward(function):
 COPY = Proof(
     copy_to_region,
     *stages({"x as it is; backward sums its gradient over 4 ranks": (),
-             "x may be used outside, too, be transposed, or need no gradient; any type": (),
+             "x may also be used outside, be transposed, or need no gradient; any type": (),
              "two backwards add up; x and the gradients stay unchanged": (),
              "one all-reduce in backward, nothing in forward": COST},
-            _see_copy, (CASES[0], Case("x is used outside, too", has_outside=True), *CASES[1:])),
+            _see_copy, (CASES[0], Case("x is also used outside", has_outside=True), *CASES[1:])),
     mistakes=(
         Slip("Each rank knows only a part of x's gradient: backward must sum the parts over ranks.",
              (COPY_CALL, "x"), _backward("identity")),

@@ -33,7 +33,7 @@ GOALS = (
     Goal(4, 0.1, 0, "fp16", (3, True, True)),
 )
 WAYS = {goal[:3]: goal.way for goal in GOALS}
-JSON, AT_TOP = "that JSON gives it back unchanged", "keys that belong into zero_optimization"
+JSON, AT_TOP = "that JSON gives it back unchanged", "keys that belong in zero_optimization"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 BUCKETS = tuple(f"zero_optimization.{kind}_bucket_size"
                 for kind in ("reduce", "allgather", "stage3_prefetch"))
@@ -120,7 +120,7 @@ CONFIG = Proof(
            "train batch = micro batch x accumulation steps x ranks; all of it is JSON": SIZES,
            "buckets of the size that was asked for": BUCKETS,
            "the precision and the learning rate that were asked for; AdamW": CHOSEN,
-           "what is away from the GPU lies in pinned memory": PINNED},
+           "what is off the GPU lies in pinned memory": PINNED},
           _see_config, GOALS, oracle=by_hand),
     Stage("a batch that does not divide, and a model that does not fit, are a ValueError",
           _see_refused, REFUSED, oracle=refused, note=("Raise a ValueError that says what is "

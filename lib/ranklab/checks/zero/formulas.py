@@ -12,7 +12,7 @@ from ranklab.formulas.zero import States
 from ranklab.zero import zero_memory, zero_traffic
 
 STAGES = (0, 1, 2, 3)
-REFUSED = "another stage than 0 to 3 is refused with a ValueError"
+REFUSED = "a stage other than 0 to 3 is refused with a ValueError"
 SAY = "Say what is wrong: raise ValueError(...)."
 CHECKED = "if stage not in range(4)"
 REFUSE = Slip("Keep the check of `stage`, which raises a ValueError.", (CHECKED, "if False"),

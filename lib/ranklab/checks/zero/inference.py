@@ -47,7 +47,7 @@ INFERENCE = Proof(
            "a unit is whole while it computes, and the next is on its way; then it is freed": TIMES,
            "a forward gathers all parameters once: (R-1)/R of their bytes": COST},
           _see, MODELS, (3, 1), oracle=InUnits, through=torch.float32),
-    Stage("inside a group it talks to nobody outside", _see, MODELS[:1], (4,), GROUPS[:1],
+    Stage("inside a group it talks only to that group's ranks", _see, MODELS[:1], (4,), GROUPS[:1],
           oracle=InUnits, through=torch.float32),
     mistakes=(
         Slip("enter() must gather the unit and wait for it: unit.end_gather().",

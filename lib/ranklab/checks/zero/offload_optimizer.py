@@ -106,7 +106,7 @@ OFFLOAD = Proof(
     offload_optimizer,
     Stage({"masters lie at the place, apart from the model's memory: stages 1, 2 and 3":
            (WITHOUT, UNSTEPPED, IN_MODEL, NARROW, ELSEWHERE, UNCOPIED, COPIES),
-           "all weights are those of one process; no byte more travels between ranks": (),
+           "all weights are those of one process; no extra byte travels between ranks": (),
            "groups keep their options; in bfloat16 the masters are float32": (OPTIONS,),
            "the place takes the state after every step": (STATE,)},
           _see, CASES, (2,), oracle=without_offload, through=torch.float32),

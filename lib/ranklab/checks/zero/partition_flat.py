@@ -102,7 +102,7 @@ PARTITION = Proof(
     partition_flat,
     Stage({"all numbers one after the other, zeros at the end; R shards of ceil(n/R)": (),
            "any shape, also scalars and empty tensors; float32, float64, bfloat16": (),
-           "what is not contiguous too, row by row": (),
+           "also what is not contiguous, row by row": (),
            "each shard is a view of flat; flat is a copy of the tensors":
            (WRITTEN, *map(INPUT.format, range(3)))},
           _see, CASES, oracle=one_by_one),

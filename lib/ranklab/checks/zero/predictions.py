@@ -27,7 +27,7 @@ PREDICTIONS = (
         hint="How many numbers are there in all, and what if 4 does not divide that count?",
         answer=lambda: len(partition_flat([torch.zeros(n) for n in (10, 3, 4)], 4)[1][0]),
         mistakes={4: "4 x 4 = 16, and there are 17 numbers", 4.25: "a number can't be cut",
-                  6: "each tensor need not be padded: only flat's end is"},
+                  6: "tensors need not be padded one by one: only the end of flat is"},
         why="Three zeros are added at the end: 4 x 5 = 20.",
     ),
     Prediction(
@@ -55,7 +55,7 @@ PREDICTIONS = (
         "stage1_sends", solution="2 * 3 / 4 * 100", unit="MB",
         hint="A reduce-scatter in backward, an all-gather after the step: what does each send?",
         answer=lambda: zero_traffic(1, 100, 4),
-        mistakes={75: "that is the reduce-scatter; the parameters travel, too",
+        mistakes={75: "that is the reduce-scatter; the parameters are sent as well",
                   200: "each rank has its own quarter already: (R-1)/R",
                   225: "that is stage 3"},
         why="It sends as much as plain data parallelism, so the memory you save costs nothing.",
@@ -74,7 +74,8 @@ PREDICTIONS = (
         hint=("For one matrix: how many FLOPs does Newton-Schulz need, and how many does a GPU's "
               "part of the batch?"),
         answer=_muon_percent,
-        mistakes={0.48828125: "that is if the GPUs shared Newton-Schulz; each does all of it",
+        mistakes={0.48828125: ("that would hold if the GPUs shared Newton-Schulz; each does all of "
+                               "it"),
                   6.25: "that is one step of five",
                   20.833: "squaring the m x m product counts as well: 2 m^3",
                   93.75: "6 FLOPs for each parameter and token: backward takes twice as long"},

@@ -169,7 +169,7 @@ def check_sharded_muon_step(fn):
            "equal to torch.optim.Muon on whole matrices, in place")
     for grouping in GROUPS:
         on_groups(_trial, fn, 4, grouping)
-    yield "in groups it talks to nobody outside; the momenta are unchanged"
+    yield "in groups it talks only to ranks of the group; the momenta are unchanged"
     for name, shapes in SCORED.items():
         flops, sent = map(max, zip(*on_ranks(_cost, fn, shapes, ranks=4)))
         own, on_all = muon_cost(shapes, 4), muon_cost(shapes, 4, on_all=True)

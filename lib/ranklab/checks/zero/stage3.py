@@ -8,7 +8,7 @@ from ranklab.checks.zero.training import RUNS, InUnits, see_training
 from ranklab.zero import ZeroStage3
 
 AHEAD = "blocks that come next and are not on their way"
-WAITED = "blocks that come next and that somebody has waited for"
+WAITED = "blocks that come next and were already waited for"
 OTHERS = "blocks that are whole and neither compute nor come next"
 UNREDUCED = "moments at which more than two blocks have whole gradients"
 AFTER_FORWARD, AFTER_BACKWARD = ("the list of blocks that are whole after forward",
@@ -123,8 +123,8 @@ STAGE_3 = Proof(
            "also with sync=False, and without gradients; in backward gradients go unit by unit": (),
            "units travel twice in a step, all other parameters once, gradients once: (R-1)/R": COST,
            }, _see, RUNS, (3, 1), oracle=InUnits, through=torch.float32),
-    Stage("a checkpoint runs the forward once more, and nothing travels for it; inside a group it "
-          "talks to nobody outside", _see, (RUNS[0], *CHECKPOINTS), (4,), GROUPS[:1],
+    Stage("a checkpoint runs the forward once more, and nothing is sent for it; inside a group it "
+          "talks only to that group's ranks", _see, (RUNS[0], *CHECKPOINTS), (4,), GROUPS[:1],
           oracle=InUnits, through=torch.float32, note=("On all ranks it was right. Here there are "
                                                        "groups, and checkpointed blocks, which run "
                                                        "the forward once more inside the "

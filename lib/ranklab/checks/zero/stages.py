@@ -107,11 +107,12 @@ def _stages(see, holds):
                "after a step all weights are those of one process: AdamW, SGD with momentum": (),
                "several backwards before a step, with and without no_sync; tied, frozen, two types":
                (),
-               "in bfloat16 float32 masters are stepped, and rounded for all ranks": (),
+               "in bfloat16, float32 masters are stepped, and rounded for all ranks": (),
                "(R-1)/R of the gradients travel in backward, (R-1)/R of the parameters in step()":
                COST} | holds, see, IN_BUCKETS, (3, 1), oracle=InOneProcess, through=torch.float32),
         Stage("find_unused_parameters: what another rank has used is stepped, what none has used "
-              "is not; inside a group it talks to nobody outside", see, IN_GROUPS, (4,), GROUPS,
+              "is not; inside a group it talks only to that group's ranks", see, IN_GROUPS, (4,),
+              GROUPS,
               oracle=InOneProcess, through=torch.float32))
 
 
@@ -236,7 +237,7 @@ ARRIVED = ("The buckets before it have already been reduced: free them, self.buc
 
 STAGE_2 = Proof(
     ZeroStage2, *_stages(_see_stage_2, {
-        "two buckets of gradients are whole at most; in the end 1/R of them is left": MEMORY}),
+        "at most two buckets of gradients are whole; in the end 1/R of them is left": MEMORY}),
     mistakes=(
         Slip(f"When a bucket is sent, place_of() must free memory. {ARRIVED}", (BEFORE, "pass")),
         Slip("Two buckets are enough: the one being sent and the one being filled. Free the one "

@@ -77,7 +77,7 @@ def _near(units_to_keep, step, least, said, steps):
            f"{said}: it returned {str(kept)[:60]}",
            f"{UNITS} {n - 1}, each at most once.")
     seconds = step.seconds(kept)
-    expect(seconds < float("inf"), f"{said}: {kept} is kept, and another unit has no room",
+    expect(seconds < float("inf"), f"{said}: {kept} is kept, which leaves no room for another unit",
            NO_ROOM)
     if seconds > SLOWER * least:
         same = (hint for hint, rule in RULES.items() if all(
