@@ -332,9 +332,7 @@ plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4,
             title="The first half of the steps adds up, the second half shares")
 
 # %% [markdown]
-# Compare the ring with section 3. (Both pictures use the same shades.) The total is the same 24 MB, to the byte! The ring
-# does not send *less*. It spreads the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead
-# of 28.
+# Compare the ring with section 3. (Both pictures use the same shades.) The total is the same 24 MB, to the byte. The ring does not send *less*. It spreads the load: the busiest rank sends 6 MB instead of 12, and with eight ranks 7 MB instead of 28.
 
 # %%
 ring = launch(count, ring_all_reduce, ranks=4)
@@ -844,11 +842,7 @@ questions("02_collectives")
 # Clusters often connect card 0 of all nodes by one switch, card 1 by another, and so on. These are called **rails**, and
 # each ring stays on its own rail.
 #
-# What can you expect of NCCL's own all-reduce at large sizes? About 460 to 480 GB/s of busbw on 8 H100 with NVSwitch, and
-# 230 to 250 on 8 A100; we have not measured them. (NVSwitch adds up inside the switch, and so beats the 450 GB/s of the
-# link.) Across nodes it should come near the sum of the network cards. If you get a tenth of that, something is wrong: a
-# cable, a driver, or traffic that goes through the host's memory. nccl-tests defines the columns in doc/PERFORMANCE.md. This
-# lab has not been run on several GPUs yet.
+# What can you expect of NCCL's own all-reduce at large sizes? About 460 to 480 GB/s of busbw on 8 H100 with NVSwitch, and 230 to 250 on 8 A100; we have not measured them. (NVSwitch adds up inside the switch, and so beats the 450 GB/s of the link. We once believed that of any number of GPUs in a node, and our planner gave four of them about 470. Four H200s reached 363 (stas00/ml-engineering): NCCL ran a ring, and used the switch's sums only from five on.) Across nodes it should come near the sum of the network cards. If you get a tenth of that, something is wrong: a cable, a driver, or traffic that goes through the host's memory. nccl-tests defines the columns in doc/PERFORMANCE.md. This lab has not been run on several GPUs yet.
 
 # %% [markdown]
 # ## 10. Take with you

@@ -523,9 +523,7 @@ show(rows)
 plots.loss_against_bytes(rows)
 
 # %% [markdown]
-# A hollow point is the same compression without error feedback. How much of this is noise? Seeds differ by 0.06 here. Over three seeds feedback wins
-# by 0.08 to 0.18; only for PowerSGD 4 is the gain, 0.02 to 0.05, within the noise. All of this is plain SGD. With AdamW we found top-k to be worse
-# *with* feedback, because AdamW divides by the size of recent gradients, and a late gradient doesn't match that size.
+# A hollow point is the same compression without error feedback. How much of this is noise? Seeds differ by 0.06 here. Within that, a gradient of which each rank sends one entry in a hundred trains as well as a whole one, for a fiftieth of the bytes. Over three seeds feedback wins by 0.08 to 0.18; only for PowerSGD 4 is the gain, 0.02 to 0.05, within the noise. All of this is plain SGD. With AdamW we found top-k to be worse *with* feedback, because AdamW divides by the size of recent gradients, and a late gradient doesn't match that size.
 #
 # The table does *not* show time. A QR factorisation and a top-k take computing time, and only a slow network pays it back.
 
@@ -697,7 +695,7 @@ look(train_on_functions)
 check(clinic_train_on_functions_cause=...)
 
 # %% [markdown]
-# **Fixed.** No rank has more than 1.25 times its fair share of the work, in training and in evaluation. Count the work in tokens, padding included, or in FLOPs: it is enough that one of the two is fair.
+# **Fixed.** No rank has more than 1.25 times its fair share of the work, in training and in evaluation. Count the work in tokens, padding included, or in FLOPs: it is enough that one of the two is fair. (Why not in seconds? Our own detector did that, and called a healthy rank slow on a busy machine: 12 ms of processor time, where the others had 7 and 8.)
 
 # %%
 train_on_functions = check(train_on_functions)

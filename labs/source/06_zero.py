@@ -443,7 +443,7 @@ curves = {f"stage {stage}": launch(memory_over_a_step, stage, ranks=4)[0] for st
 plots.memory_curves(curves)
 
 # %% [markdown]
-# Follow the orange area, the gradients. In stage 1 they pile up during backward, in stage 2 each bucket is freed when it has been reduced, and in stage 3 the blue parameters are sharded as well: a layer is whole (purple) only while it computes.
+# Follow the orange area, the gradients. In stage 1 they pile up during backward, in stage 2 each bucket is freed when it has been reduced, and in stage 3 the blue parameters are sharded as well: a layer is whole (purple) only while it computes. Such memory is easily reused too early, as we found: in our first stage 3, a unit that ran twice in a row packed its second gradients over the first, which were still travelling. A unit that ran twice with others in between had passed our tests.
 
 # %%
 for name, curve in curves.items():

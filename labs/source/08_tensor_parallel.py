@@ -175,7 +175,7 @@ for name, pair in tries.items():
     print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
 
 # %% [markdown]
-# Without g even the loss is wrong. Without f the loss is right and the gradient of A is right, but all layers *below* learn from a part of their gradient. With a sum in both directions every gradient is four times too large. None of these mistakes raises an error.
+# Two functions of one line, each the mirror image of the other, and every gradient is right. Without g even the loss is wrong. Without f the loss is right and the gradient of A is right, but all layers *below* learn from a part of their gradient. With a sum in both directions every gradient is four times too large. None of these mistakes raises an error.
 
 # %% [markdown]
 # ### 4.3 Column-parallel linear
@@ -875,7 +875,7 @@ for name, times in seconds.items():
     print(f"{name:18}", *(f"{1e3 * time:6.0f}" for time in times))
 
 # %% [markdown]
-# With one card for eight GPUs, tp=16 is slower than tp=2. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs, while two groups of eight do *two* batches in 133 ms. And 32 ranks gain nothing over 16, even if NVLink joined all of them. Most of their step is messages: 38 ms of bytes and 41 ms of **latency**, because each of the 133 all-reduces has 2 steps.
+# With one card for eight GPUs, tp=16 is slower than tp=2. This lab once gave every node that one card, and taught that more than eight ranks gain nothing. With eight cards, sixteen ranks need 107 ms and eight need 133. That is a fifth less for twice the GPUs, while two groups of eight do *two* batches in 133 ms. And 32 ranks gain nothing over 16, even if NVLink joined all of them. Most of their step is messages: 38 ms of bytes and 41 ms of **latency**, because each of the 133 all-reduces has 2 steps.
 #
 # That is a model of H100s, and of rings. There are racks in which NVLink joins 72 GPUs (GB200 NVL72), at 900 GB/s each. And inside an NVLink domain NCCL can let the switches add up the numbers (NVLink SHARP, or NVLS). Its own cost model gives such an all-reduce one latency of 25 us, whatever R is (`src/graph/tuning.cc`). Here is the step on GB200s, also at half their peak:
 

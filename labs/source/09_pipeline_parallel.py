@@ -252,7 +252,7 @@ one_f_one_b_schedule = check(one_f_one_b_schedule)
 plots.timeline(simulate(one_f_one_b_schedule(4, 8)), "1F1B, 4 stages, 8 micro-batches")
 
 # %% [markdown]
-# The bubble is exactly GPipe's. But rank 0 holds 4 micro-batches instead of 8, and **that number does not grow with M**. So you can take more micro-batches of the same size, and the bubble shrinks. Here are 8 stages with M = 64:
+# The bubble is exactly GPipe's, and nothing has changed but the order of the same 64 boxes. But rank 0 holds 4 micro-batches instead of 8, and **that number does not grow with M**. So you can take more micro-batches of the same size, and the bubble shrinks. Here are 8 stages with M = 64:
 
 # %% tags=["nbval-check-output"]
 for name, make in {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule}.items():
@@ -509,7 +509,7 @@ for name, make in zoo.items():
           f"{max(pp.in_flight_activations(schedule)) / each:13g}")
 
 # %% [markdown]
-# With ZB-H1 each rank waits 3 units instead of 9, a third as long. The price: *every* rank needs the memory of 1F1B's rank 0. The last two schedules have their stages in the shape of a **V**:
+# With ZB-H1 each rank waits 3 units instead of 9, a third as long. The price: *every* rank needs the memory of 1F1B's rank 0. Our own W once needed more: the gradients that it made carried a graph, which kept alive all that they came from. Schedule, losses and gradients were right, so only weighing the memory after a run showed it. The last two schedules have their stages in the shape of a **V**:
 
 # %%
 plots.several({name: simulate(zoo[name](4, 8), 0.5, 1, 0.5, 0.5) for name in ("ZB-V", "DualPipeV")})

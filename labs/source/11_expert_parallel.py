@@ -266,7 +266,7 @@ for ranks in (1, 2, 4):
     print(f"ranks {ranks}: sum of squares", launch(same_tokens, ranks=ranks)[0])
 
 # %% [markdown]
-# No, because the fewer experts a rank has, the more of its rows leave it: 1/2 on two ranks, 3/4 on four, and nearly all on many.
+# No, because the fewer experts a rank has, the more of its rows leave it: 1/2 on two ranks, 3/4 on four, and nearly all on many. But the result is 160.39 each time: rows have travelled to other processes and back, and nothing shows it.
 
 # %% [markdown]
 # ### 4.5 Load balancing
@@ -573,7 +573,7 @@ questions("11_expert_parallel")
 # What changes there:
 #
 # - **One product for all experts.** A loop over experts starts many small kernels. `torch.nn.functional.grouped_mm` (bfloat16) multiplies all rows in one kernel, and `ep.MoE` uses it where it can.
-# - **The network.** Tensor parallelism stays inside a node, but experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token to a node once, and passes it on over NVLink there. Its authors measured, on H800s, 43 GB/s a GPU with 2 nodes, 58 with 4 and 51 with 8 (DeepEP's first version). But this count includes the rows for the GPU's own node, which no card carries. With even loads they are 1/2, 1/4 and 1/8 of all. So 22, 44 and 45 GB/s went through each card of 50.
+# - **The network.** Tensor parallelism stays inside a node, but experts often can't. DeepSeek-V3 spread its 256 experts over 64 GPUs in 8 nodes, and lets a token go to 4 nodes at most (arXiv 2412.19437, section 3.2). Its library DeepEP sends a token to a node once, and passes it on over NVLink there. Its authors measured, on H800s, 43 GB/s a GPU with 2 nodes, 58 with 4 and 51 with 8 (DeepEP's first version). We took that for the speed of the card, until we asked how 58 fit through a card of 50. The count includes the rows for the GPU's own node, which no card carries. With even loads they are 1/2, 1/4 and 1/8 of all. So 22, 44 and 45 GB/s went through each card of 50.
 # - **Hiding it.** The expert needs its rows now, so there is little to hide behind. A *shared expert*, which all tokens use, can compute meanwhile. DeepSeek-V3 runs two micro-batches at once, so that one computes while the other sends (DualPipe, lab 09). Megatron has `--overlap-moe-expert-parallel-comm`.
 # - **The other axes.** Ranks with different experts take different rows, so they are a part of the data-parallel ranks. In lab 12's layouts `ep=2` multiplies the ranks: `1x1x1,ep=2` is two ranks, each with its own rows. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
 # - **Which dispatcher?** In Megatron-LM `--moe-token-dispatcher-type` is `allgather` by default: each rank gets all tokens of the group, which suits few ranks, or a large k. `alltoall` is what you have built. `flex` calls a library, which `--moe-flex-dispatcher-backend` names: `deepep`, `hybridep` (NVIDIA's; fewer SMs), or `ncclep`. For NVLink across hosts Megatron's documentation names HybridEP alone. Both DeepEP and HybridEP must be installed, and want `--moe-router-dtype fp32`. Megatron-Bridge's guide starts with `alltoall`, and then compares.

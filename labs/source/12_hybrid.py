@@ -833,7 +833,7 @@ for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **
 # %% [markdown]
 # ## 7. Measure
 #
-# How many bytes does rank 0 send along each axis in a step? The table compares the formula with a count. The count along data is 8 bytes higher, because the number of targets also travels.
+# How many bytes does rank 0 send along each axis in a step? The table compares the formula with a count. The count along data is 8 bytes higher, because the number of targets also travels. Equal numbers show that you understand the code, not that it is good. Our formula and our count once agreed on full sharding in a pipeline, and both gathered embedding, last norm and head twice for each micro-batch, where once is enough.
 
 # %%
 from ranklab.hybrid import counted_step
@@ -875,7 +875,7 @@ plots.compared(rows)
 print(compare.table(rows))
 
 # %% [markdown]
-# The loss is the same in every line, and that is the proof. Only the costs differ: one process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because these ranks share cores.
+# One model, taken apart in six ways, and the loss is the same in every line: that is the proof. Only the costs differ: one process and 4 x 1 x 1 hold everything, ZeRO-1 divides Adam's state, and each of the others divides all of it. Full sharding and tensor send the most, and pipeline sends the least. (`ranklab compare --own` does the same in a terminal, with other layouts and more ranks if you like.) Embedding and head are a large part of such a tiny model. The seconds say nothing about GPUs, because these ranks share cores.
 
 # %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [16_clinic](16_clinic.ipynb); the rest of this lab is extra.

@@ -168,7 +168,7 @@ def rough_step_seconds(model, plan, machine):
 rough_step_seconds = check(rough_step_seconds)
 
 # %% [markdown]
-# Where is your rule wrong? The table has a line for each source. A plus means that half of its runs are predicted too long by at least this much, a minus too short. The last column is the error of the library's `step_time`.
+# Your five lines are within 15% of half of 434 measured steps, and all that they know of a cluster is the number of its GPUs and their peak. Where are they wrong? The table has a line for each source. A plus means that half of its runs are predicted too long by at least this much, a minus too short. The last column is the error of the library's `step_time`.
 
 # %% tags=["nbval-check-output"]
 print(project.rough_errors(rough_step_seconds))
@@ -199,7 +199,7 @@ print(project.rough_errors(with_gradients))
 check(planner_states_gb=...)
 
 # %% [markdown]
-# An H100 is sold with "80 GB". That is 80 GiB (85.9 GB), of which CUDA offers 79.1 GiB to a program: torch prints it when memory runs out ("GPU 0 has a total capacity of 79.10 GiB"). The planner uses that number, and its counterpart on other GPUs.
+# An H100 is sold with "80 GB". That is 80 GiB (85.9 GB), of which CUDA offers 79.1 GiB to a program: torch prints it when memory runs out ("GPU 0 has a total capacity of 79.10 GiB"). The planner uses that number, and its counterpart on other GPUs. It once used 85.9 GB, and so this lab told you to start a job of 85.3 GB, more than the card has.
 
 # %% [markdown]
 # In a real plan the stages are not quite even. The first stage has the embedding and the most micro-batches in flight. The last stage has the head and the logits. Which stage is fullest depends on the plan, so look at several stages.

@@ -439,7 +439,7 @@ else:
 #
 # *After this you can write an alert rule that names the slow rank.*
 #
-# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks only by their labels, and any of their numbers may be missing.
+# In lab 14 the ranks found the slow one among themselves. A server outside knows the ranks only by their labels, and any of their numbers may be missing. Our own MFU rule forgot that: after a failed scrape a rank's tokens still counted above the line, but its peak was missing below, so a run in trouble looked faster.
 #
 # **Predict.** A common rule is "more than three standard deviations above the mean". Seven of eight ranks need the same time, and one needs more. How many standard deviations is it above the mean, however slow it is? (Prometheus' `stddev` is the standard deviation of a population.)
 
