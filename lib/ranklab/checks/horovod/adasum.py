@@ -93,7 +93,7 @@ def _both(old, new):
 
 ADASUM = Proof(
     adasum,
-    Stage({"two ranks: what agrees is averaged, the rest is added; on a single rank nothing changes":
+    Stage({"two ranks: what agrees is averaged, the rest is added; on one rank nothing changes":
            (),
            "several tensors in one buffer: each with its own coefficients; x is unchanged":
            (CHANGED,)},
