@@ -207,14 +207,14 @@ def marked(scratch):
 
 
 def test_what_never_ends_is_left_out(tmp_path):
-    """A cell may take 0.3 of the 20 seconds."""
+    """A cell may take 0.3 of the 40 seconds: enough for a right answer on a busy machine."""
     write(tmp_path / "in", "cell", "while True: print('x' * 1000)", SHARD_RANGE)
     write(tmp_path / "in", "check", "def shard_range(n, rank, size):\n    while True: pass",
           "from ranklab import check\ncheck(guilty_rank=2)")
-    rows = graded(tmp_path / "in", limit=20)
-    assert rows["cell"]["note"] == "code cell 1 took longer than 6 s"
+    rows = graded(tmp_path / "in", limit=40)
+    assert rows["cell"]["note"] == "code cell 1 took longer than 12 s"
     assert rows["cell"]["shard_range"] == "passed"
-    assert rows["check"]["shard_range"] == "failed: it took longer than 6 s"
+    assert rows["check"]["shard_range"] == "failed: it took longer than 12 s"
     assert rows["check"]["guilty_rank"] == "passed"
 
 
