@@ -8,7 +8,7 @@
 #
 # In 2021 Megatron-LM trained a GPT with a trillion parameters on 3,072 A100s (arXiv 2104.04473; a benchmark of some steps, not a whole run). Each of its 128 layers has 7.9 billion parameters. At 16 bytes a parameter, with gradients and Adam, one *layer* is 126 GB.
 #
-# The eight GPUs of a node shared each layer, as in lab 08. Each node had two layers (not neighbours, and 4.5 says why), so **64 nodes stood in a row**. From node to node they sent only a layer's output: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
+# The eight GPUs of a node shared each layer, as in lab 08. Each node had two layers (not neighbours, and 4.6 says why), so **64 nodes stood in a row**. From node to node they sent only a layer's output: 105 MB for a sequence. FSDP would gather 15.7 GB for each layer, again and again.
 #
 # But while the first node computes, the second one waits. In such a row one node of 64 works at a time, and 98% of the GPUs are idle. Yet Megatron-LM reached 52% of the peak of *all* GPUs, because its nodes worked in a better order: a **schedule**.
 #
@@ -264,52 +264,64 @@ for name, make in {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule}.items(
 # > **Spine**: this lab's part ends here. On it goes in [12_hybrid](12_hybrid.ipynb); the rest of this lab is extra.
 
 # %% [markdown]
-# ### 4.4 The executor
-# > difficulty 5/5 · importance 5/5 · 30 minutes · about 22 lines
+# ### 4.4 Stages on one rank
+# > difficulty 4/5 · importance 5/5 · 18 minutes · about 17 lines
 #
-# *After this you can run any schedule on real ranks, with its messages in the right order.*
+# *After this you can run forward and backward stage by stage, in the order of any schedule.*
 #
-# Now real ranks. `pp.with_messages` puts the sends and receives into a schedule: `SF` sends an output forward, `RF` receives it, `SB` and `RB` do the same with gradients backward.
+# Now a schedule runs, first with all stages on one rank, so without messages. `F1.0` is micro-batch 0 on stage 1:
 
 # %% tags=["nbval-check-output"]
-for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
-    print(f"rank {rank}:", *entries)
+schedule = pp.interleaved_schedule(1, 2, 2)
+print(schedule_text(schedule))
 
 # %% [markdown]
-# Here each action also names its stage: `F1.0` is micro-batch 0 on stage 1. `SF0.1>1` sends the output of stage 0 for micro-batch 1 to rank 1. `RF1.1<0` is the other end of this message, the input of stage 1. Both only **start** a message (`isend`, `irecv`). The rank waits for it right before the action that needs it, because waiting at once would be lab 00's deadlock.
-#
-# `ScheduleRunner` goes through this list and calls your four methods. Follow micro-batch m through stage s: the rank keeps its tensors in these places.
+# `ScheduleRunner` goes through this list and calls your `forward` and `backward`. They keep the tensors of stage s and micro-batch m in three places:
 #
 # | place | what lies there |
 # |---|---|
-# | `self.activations_in[s, m]` | (handle, tensor) of the message that brings the input of stage s |
-# | `self.activations[s, m]` | (input, output) of stage s, until its backward pops it |
-# | `self.activations_out[s, m]` | the output of stage s, until the next stage takes it or `send` pops it |
-# | `self.gradients_in[s, m]` | (handle, tensor) of the message that brings the gradient of its output |
-# | `self.gradients_out[s, m]` | the gradient of its input, until the previous stage takes it or `send` pops it |
-# | `self.sends` | a list of (handle, tensor) of all sends; the runner waits for them |
+# | `self.activations[s, m]` | (input, output) of the stage, until its backward pops it |
+# | `self.activations_out[s, m]` | its output, until the next stage takes it |
+# | `self.gradients_out[s, m]` | the gradient of its input, until the previous stage takes it |
 #
-# `self.take_activations(s, m)` and `self.take_gradients(s, m)` are given. They wait for the message if there is one, and otherwise pop what the neighbouring stage on the same rank put into its `_out`. A message names the stage on its own side, so an `SF` of stage s sends `activations_out[s, m]`, and an `SB` sends `gradients_out[s, m]`. A W needs nothing from you. As in section 3, the autograd graph ends at both ends of a stage.
+# The library's executor prints which (s, m) are there after each action. Follow micro-batch 0:
 
 # %%
 from ranklab.pipeline_parallel import ScheduleRunner
 
+
+class Followed(pp.StageExecutor):
+    def done(self, action):
+        places = self.activations, self.activations_out, self.gradients_out
+        print(f"{action} ", *(f"{[*place]!s:16}" for place in places))
+
+
+def follow():
+    print("after activations      activations_out  gradients_out")
+    stages = {0: lambda x, _: layers[:2](x), 1: lambda x, _: layers[2:](x).square().sum()}
+    Followed(stages, 1, torch.empty_like).run(schedule, [(x, None)] * 2)
+
+
+launch(follow, ranks=1);
+
+# %% [markdown]
+# F1.0 takes what F0.0 left in `activations_out`, and B0.0 what B1.0 left in `gradients_out`. `self.take_activations(s, m)` and `self.take_gradients(s, m)` do that for stage s; they are given. As in section 3, the autograd graph ends at both ends of a stage. An I calls `backward` as well; a W needs nothing from you.
+
 # %%
-class PipelineExecutor(ScheduleRunner):
-    """Run any schedule; its losses and gradients equal those of one process.
+class StageExecutor(ScheduleRunner):
+    """Compute a rank's stages; losses and gradients equal those of one process.
 
     self.pieces[m] is (inputs, targets) of micro-batch m. self.stages[s](x, targets) returns the
-    output of stage s; the output of stage self.last is a loss, a sum over targets.
-    Cost: a message for each micro-batch between stages that are on different ranks, each way.
-        A micro-batch's activations are kept from its forward to its backward; if gradients are
+    output of stage s. Stage self.last, perhaps on another rank, returns a loss, a sum over targets.
+    Cost: a micro-batch's activations are kept from its forward to its backward; if gradients are
         disabled (torch.is_grad_enabled()), they are not kept at all.
     """
 
     def forward(self, action):
         """Compute the stage's output: keep it for the next stage, or add it to self.loss.
 
-        Stage 0 takes the inputs, which need no gradient. A loss is multiplied by self.weight, which
-        is one over the number of targets in the batch.
+        Stage 0 takes the inputs, which need no gradient. A loss is multiplied by self.weight, one
+        over the number of the batch's targets.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
@@ -318,27 +330,58 @@ class PipelineExecutor(ScheduleRunner):
         """Accumulate the gradients of the stage's weights; compute the gradient of its input.
 
         For a loss, backward begins with the gradient self.weight * self.scale (scale is 1, except
-        for fp16). Run autograd inside `with self.deferral(action):`, which leaves the weight
-        gradients of an I for its W, and changes nothing for a B.
+        for fp16).
         """
         _, stage, m = action
-        raise NotImplementedError("exercise 4.4, second part: about 9 lines")
+        raise NotImplementedError("exercise 4.4, second part: about 8 lines")
+
+
+# %%
+StageExecutor = check(StageExecutor)
+
+# %% [markdown]
+# ### 4.5 Messages between ranks
+# > difficulty 3/5 · importance 5/5 · 12 minutes · about 6 lines
+#
+# *After this you can run any schedule on real ranks, with its messages in the right order.*
+#
+# On several ranks, `pp.with_messages` puts sends and receives into a schedule: `SF` sends an output forward, `RF` receives it, `SB` and `RB` do the same with gradients backward.
+
+# %% tags=["nbval-check-output"]
+for rank, entries in enumerate(pp.with_messages(one_f_one_b_schedule(3, 2))):
+    print(f"rank {rank}:", *entries)
+
+# %% [markdown]
+# `SF0.1>1` sends the output of stage 0 for micro-batch 1 to rank 1. `RF1.1<0` is the other end of this message, the input of stage 1. Both only **start** a message (`isend`, `irecv`). `take_activations` and `take_gradients` wait for it, right before it is needed, because waiting at once would be lab 00's deadlock. An `SF` of stage s pops `activations_out[s, m]`, and an `SB` pops `gradients_out[s, m]`. Three more places:
+#
+# | place | what lies there |
+# |---|---|
+# | `self.activations_in[s, m]` | (handle, tensor) of an `RF`, the input of stage s |
+# | `self.gradients_in[s, m]` | (handle, tensor) of an `RB`, the gradient of its output |
+# | `self.sends` | a list of (handle, tensor) of all sends, for which the runner waits |
+
+# %%
+class PipelineExecutor(StageExecutor):
+    """Run any schedule, with stages on several ranks.
+
+    Cost: a message for each micro-batch between stages that are on different ranks, each way.
+    """
 
     def send(self, message):
         """Start sending the stage's output (SF) or its input's gradient (SB); do not wait.
 
-        The tensor that is sent must be contiguous.
+        The tensor must be contiguous.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, isend's group_dst
-        raise NotImplementedError("exercise 4.4, third part: about 3 lines")
+        raise NotImplementedError("exercise 4.5, first part: about 3 lines")
 
     def receive(self, message):
         """Start receiving the stage's input (RF) or its output's gradient (RB); do not wait.
 
-        Receive into a tensor of the shape of self.new_hidden(inputs), which returns an empty one.
+        Receive into self.new_hidden(inputs), an empty tensor of the right shape.
         """
         kind, stage, m, peer = message  # peer: a rank of self.group, irecv's group_src
-        raise NotImplementedError("exercise 4.4, fourth part: about 3 lines")
+        raise NotImplementedError("exercise 4.5, second part: about 3 lines")
 
 
 # %%
@@ -411,10 +454,10 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
               xlabel="seconds")
 
 # %% [markdown]
-# Compare the two: the order of the boxes is the same, and messages make the measured run a little longer.
+# The order of the boxes is the same, and messages make the measured run a little longer.
 
 # %% [markdown]
-# ### 4.5 Interleaved
+# ### 4.6 Interleaved
 # > difficulty 4/5 · importance 4/5 · 15 minutes · about 10 lines
 #
 # *After this you can say what V virtual stages save in bubble, and cost in messages.*
@@ -445,7 +488,7 @@ def interleaved_schedule(ranks, micro_batches, virtual):
     if micro_batches % ranks:
         raise ValueError(f"micro_batches={micro_batches} must be a multiple of ranks={ranks} "
                          "for the interleaved schedule")
-    raise NotImplementedError("exercise 4.5: about 10 lines")
+    raise NotImplementedError("exercise 4.6: about 10 lines")
 
 
 # %%
@@ -463,7 +506,7 @@ plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
 # > **Take away.** With V virtual stages the bubble is **(P - 1) / (V M + P - 1)**: for 8 ranks and 32 micro-batches 5% with V = 4, where it was 18%. The price is more memory, and (VP - 1) / (P - 1) times as many messages of the same size, somewhat more than V.
 
 # %% [markdown]
-# ### 4.6 Your own schedule
+# ### 4.7 Your own schedule
 # > difficulty 5/5 · importance 4/5 · 25 minutes · about 12 lines · open: no recipe
 #
 # *After this you can fill the bubble with work on weights' gradients that no rank waits for.*
@@ -484,7 +527,7 @@ def zero_bubble_schedule(stages, micro_batches):
     Raises: ValueError if there is less than one stage or micro-batch.
     """
     check_counts(stages=stages, micro_batches=micro_batches)
-    raise NotImplementedError("exercise 4.6: about 12 lines")
+    raise NotImplementedError("exercise 4.7: about 12 lines")
 
 
 # %%
@@ -760,7 +803,7 @@ for name, (schedule, formula) in schedules.items():
     print(f"{name:18} {formula:7.1%} {simulated:10.1%} {measured:9.1%}")
 
 # %% [markdown]
-# Next we count messages, bytes and activations, with your executor on the GPT of 4.4. A message has B T C numbers. Ranks 0 and 3 send one message more: the gradient of the matrix that both have.
+# Next we count messages, bytes and activations, with your executor on the GPT of 4.5. A message has B T C numbers. Ranks 0 and 3 send one message more: the gradient of the matrix that both have.
 
 # %%
 from ranklab.meter import Traffic
@@ -905,7 +948,7 @@ questions("09_pipeline_parallel")
 #
 # What changes there:
 #
-# - **The order of messages matters.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`, and then each `isend` and `irecv` of a group waits for *everything* that the rank has started in this group before (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so ranks never wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.4's overlap is lost. torch's warning names two ways out: separate groups for messages, or `dist.batch_isend_irecv`. torch's own pipelining starts a mix of sends and receives as one batch; if there are only sends, or only receives, it starts them one by one (2.13, `schedules.py`, `_batch_p2p`).
+# - **The order of messages matters.** On NCCL a message is a kernel that stays until the other end is there. The engine gives `init_process_group` a `device_id`, and then each `isend` and `irecv` of a group waits for *everything* that the rank has started in this group before (torch warns of it; pytorch 154132). `pp.with_messages` has one order on all ranks, so ranks never wait in a circle. But a receive whose sender is late holds back a send that is ready, and some of 4.5's overlap is lost. torch's warning names two ways out: separate groups for messages, or `dist.batch_isend_irecv`. torch's own pipelining starts a mix of sends and receives as one batch; if there are only sends, or only receives, it starts them one by one (2.13, `schedules.py`, `_batch_p2p`).
 # - **Streams.** With NCCL `handle.wait()` makes the GPU's *stream* wait, not your program. `self.sends` keeps a tensor until it is delivered.
 # - **Where the ranks are.** The messages are small compared with tensor parallelism's, so pipelines go over the *slow* links between nodes, and tensor parallelism stays inside a node (lab 12). Because with tp=8 all eight ranks of a stage have the same output, Megatron sends an eighth of it through each card, and gathers it over NVLink at the other end (arXiv 2104.04473, section 4.1).
 # - **Shapes.** A receive must know its shape. Here every rank has the inputs, and reads it off them. If lengths differ and other ranks cannot know them, the shape travels first (Megatron's `variable_seq_lengths`).

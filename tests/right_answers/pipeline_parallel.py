@@ -183,8 +183,8 @@ def split_stages__all_cuts(costs, stages):
     return min(ways, key=lambda parts: max(sum(costs[i] for i in part) for part in parts))
 
 
-class PipelineExecutor__batches(ScheduleRunner):
-    """batch_isend_irecv; a hook catches the gradient of the input."""
+class StageExecutor__hook(ScheduleRunner):
+    """A hook catches the gradient of the input."""
 
     def forward(self, action):
         _, stage, m = action
@@ -206,11 +206,14 @@ class PipelineExecutor__batches(ScheduleRunner):
     def backward(self, action):
         _, stage, m = action
         _, y = self.activations.pop((stage, m))
-        with self.deferral(action):
-            if stage == self.last:
-                (y * self.weight * self.scale).backward()
-            else:
-                torch.autograd.backward([y], [self.take_gradients(stage, m)])
+        if stage == self.last:
+            (y * self.weight * self.scale).backward()
+        else:
+            torch.autograd.backward([y], [self.take_gradients(stage, m)])
+
+
+class PipelineExecutor__batches(StageExecutor__hook):
+    """batch_isend_irecv."""
 
     def start(self, how, tensor, peer):
         peer = peer if self.group is None else dist.get_global_rank(self.group, peer)
@@ -230,21 +233,28 @@ class PipelineExecutor__batches(ScheduleRunner):
 
 
 class PipelineExecutor__waits_for_the_last_message(PipelineExecutor__batches):
-    """Before each send, the one before must have left; gradients by torch.autograd.grad."""
+    """Before each send, the one before must have left."""
+
+    def send(self, message):
+        while self.sends:
+            self.sends.pop()[0].wait()
+        super().send(message)
+
+
+class StageExecutor__autograd_grad(StageExecutor__hook):
+    """Gradients by torch.autograd.grad, added up by hand."""
 
     def backward(self, action):
         _, stage, m = action
         x, y = self.activations.pop((stage, m))
-        weight = self.weight * self.scale
-        gradient = y.new_full(y.shape, weight)
+        gradient = y.new_full(y.shape, self.weight * self.scale)
         if stage < self.last:
             gradient = self.take_gradients(stage, m)
-        with self.deferral(action):
-            if not stage:
-                y.backward(gradient)
-                return
-            parameters = self.leaves(y.grad_fn, x)
-            found = torch.autograd.grad(y, [x, *parameters], gradient, allow_unused=True)
+        if not stage:
+            y.backward(gradient)
+            return
+        parameters = self.leaves(y.grad_fn, x)
+        found = torch.autograd.grad(y, [x, *parameters], gradient, allow_unused=True)
         self.gradients_out[stage, m] = found[0]
         for parameter, more in zip(parameters, found[1:]):
             if more is not None:
@@ -261,8 +271,3 @@ class PipelineExecutor__waits_for_the_last_message(PipelineExecutor__batches):
         for inner, _ in node.next_functions:
             found += self.leaves(inner, x, seen)
         return found
-
-    def send(self, message):
-        while self.sends:
-            self.sends.pop()[0].wait()
-        super().send(message)

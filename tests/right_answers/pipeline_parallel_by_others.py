@@ -188,6 +188,10 @@ class PipelineExecutor__weighted_loss(ScheduleRunner):
         {"RF": self.activations_in, "RB": self.gradients_in}[kind][stage, m] = handle, tensor
 
 
+class StageExecutor__four_methods(PipelineExecutor__weighted_loss):
+    """As in version 1: with messages of its own, and backward defers by itself."""
+
+
 def interleaved_schedule__divmod(ranks, micro_batches, virtual):
     """Stage and micro-batch of the k-th forward and backward by arithmetic."""
     check_counts(ranks=ranks, micro_batches=micro_batches, virtual=virtual)

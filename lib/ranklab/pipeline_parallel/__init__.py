@@ -3,7 +3,8 @@
     actions.py      Action and its dependencies; places; text form: parse_schedule, schedule_text
     schedules.py    gpipe_schedule, one_f_one_b_schedule, interleaved_schedule: several stages on a
                     rank; zero_bubble_schedule: ZB-H1, the backward in two halves
-    executor.py     PipelineExecutor: runs any schedule on real ranks
+    executor.py     StageExecutor: computes a rank's stages; PipelineExecutor: sends and receives
+                    as well, and runs any schedule on real ranks
 
 Those three are the idea. Then:
     v_shaped.py     zb_v_schedule, dualpipe_v: for drawing and comparison
@@ -32,7 +33,7 @@ from ranklab.pipeline_parallel.actions import (
 )
 from ranklab.pipeline_parallel.deferred import WeightQueue
 from ranklab.pipeline_parallel.emulated import SleepingStage
-from ranklab.pipeline_parallel.executor import PipelineExecutor, ScheduleRunner
+from ranklab.pipeline_parallel.executor import PipelineExecutor, ScheduleRunner, StageExecutor
 from ranklab.pipeline_parallel.messages import Message, with_messages
 from ranklab.pipeline_parallel.pipedream import PipeDreamExecutor, pipedream_schedule, stale_weights
 from ranklab.pipeline_parallel.schedules import (
@@ -50,8 +51,8 @@ from ranklab.pipeline_parallel.validity import problems
 
 __all__ = [
     "Action", "GPTStage", "Message", "PipeDreamExecutor", "PipelineExecutor", "PipelineParallel",
-    "ScheduleRunner", "SleepingStage", "Span", "WeightQueue", "bubble_fraction", "check_counts",
-    "dualpipe_v", "flush_bubble", "gpipe_in_flight", "gpipe_schedule", "gpt_costs",
+    "ScheduleRunner", "SleepingStage", "Span", "StageExecutor", "WeightQueue", "bubble_fraction",
+    "check_counts", "dualpipe_v", "flush_bubble", "gpipe_in_flight", "gpipe_schedule", "gpt_costs",
     "in_flight_activations", "interleaved_in_flight", "interleaved_schedule", "keep_layers",
     "memory_line", "micro_batches_for", "one_f_one_b_in_flight", "one_f_one_b_schedule",
     "parse_schedule", "pipedream_schedule", "places", "problems", "schedule_text", "simulate",

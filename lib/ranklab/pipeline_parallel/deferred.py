@@ -24,11 +24,11 @@ class WeightQueue:
     @contextlib.contextmanager
     def deferral(self, stage, micro_batch):
         """Defer the weights' products of the block to run(stage, micro_batch)."""
-        self.current = stage, micro_batch
+        outer, self.current = self.current, (stage, micro_batch)
         try:
             yield
         finally:
-            self.current = None
+            self.current = outer
 
     def add(self, work):
         """Defer `work`, a function, to the W that belongs to the I running now."""

@@ -1,4 +1,7 @@
-"""PipelineExecutor: run any schedule on real ranks with real messages."""
+"""Run any schedule on real ranks.
+
+StageExecutor computes stages; PipelineExecutor also sends and receives real messages.
+"""
 
 import contextlib
 import time
@@ -10,21 +13,26 @@ from ranklab.pipeline_parallel.actions import Action
 from ranklab.pipeline_parallel.messages import with_messages
 from ranklab.pipeline_parallel.simulate import Span
 
+METHODS = {"F": "forward", "B": "backward", "I": "backward", "W": "weights",
+           "SF": "send", "SB": "send", "RF": "receive", "RB": "receive"}
+
 
 class ScheduleRunner:
     """Run this rank's part of a schedule, for the stages that it has.
 
-    A subclass computes and sends, in four methods: forward(action), backward(action),
-    send(message), receive(message). They keep their tensors in these attributes, which are new in
-    each run; the keys are (stage, micro-batch):
-        activations_in   (handle, tensor): the input of the stage, on its way to this rank
+    A subclass computes in two methods, forward(action) and backward(action). They keep their
+    tensors in these attributes, which are new in each run; the keys are (stage, micro-batch):
         activations      (input, output) of the stage, from its forward to its backward
         activations_out  the output of the stage, until the next stage takes it or it is sent
-        gradients_in     (handle, tensor): the gradient of the stage's output, on its way
         gradients_out    the gradient of the stage's input, until the previous stage takes it or
                          it is sent
-        sends            a list of (handle, tensor): a tensor must live until it is delivered
         loss             a tensor, which run returns
+
+    If the schedule has several ranks, two more methods, send(message) and receive(message), keep
+    what is on its way:
+        activations_in   (handle, tensor): the input of the stage
+        gradients_in     (handle, tensor): the gradient of the stage's output
+        sends            a list of (handle, tensor): a tensor must live until it is delivered
 
     stages: {number of a stage: (x, targets) -> its output}; the last stage's output is a loss.
     last: the number of the pipeline's last stage.
@@ -55,16 +63,14 @@ class ScheduleRunner:
         self.activations_in, self.activations, self.activations_out = {}, {}, {}
         self.gradients_in, self.gradients_out = {}, {}
         self.sends, self.spans = [], []
-        do = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weights,
-              "SF": self.send, "SB": self.send, "RF": self.receive, "RB": self.receive}
         for entry in with_messages(schedule)[self.rank]:
             while len(self.sends) > self.max_sends:
                 self.sends.pop(0)[0].wait()
             self.began = self.clock()
-            do[entry.kind](entry)
+            with self.deferral(entry):
+                getattr(self, METHODS[entry.kind])(entry)
             if isinstance(entry, Action):
-                self.spans.append(Span(self.rank, entry, self.began, self.clock()))
-                self.check_shape(*entry)
+                self.done(entry)
         for handle, _ in self.sends:
             handle.wait()
         return self.loss
@@ -91,14 +97,15 @@ class ScheduleRunner:
         """Add up the gradients of weights that the I of this W has deferred."""
         self.weight_queue.run(action.stage, action.micro_batch)
 
-    def deferral(self, action):
-        """Defer the gradients of weights in the block to W, if `action` is an I."""
-        kind, stage, m = action
+    def deferral(self, entry):
+        """Defer the gradients of weights in the block to W, if `entry` is an I."""
+        kind, stage, m, *_ = entry
         return self.weight_queue.deferral(stage, m) if kind == "I" else contextlib.nullcontext()
 
-    def check_shape(self, kind, stage, m):
-        """Raise ValueError if a stage's output does not have the shape expected by the next stage.
-        """
+    def done(self, action):
+        """Add the action's Span; raise ValueError if the next stage expects another shape."""
+        self.spans.append(Span(self.rank, action, self.began, self.clock()))
+        kind, stage, m = action
         if kind == "F" and stage != self.last:
             shape = tuple(self.activations_out[stage, m].shape)
             expected = tuple(self.new_hidden(self.pieces[m][0]).shape)
@@ -113,14 +120,10 @@ class ScheduleRunner:
         return time.time()
 
 
-class PipelineExecutor(ScheduleRunner):
-    """Run any schedule; its losses and gradients equal those of one process.
+class StageExecutor(ScheduleRunner):
+    """Compute a rank's stages; losses and gradients equal those of one process.
 
-    send and receive only start a message. take_activations() and take_gradients() wait for it, just
-    before it is needed, because a rank that waits earlier loses time in which it could
-    compute.
-    Cost: a message for each micro-batch between stages that are on different ranks, each way.
-        A micro-batch's activations are kept from its forward to its backward; if gradients are
+    Cost: a micro-batch's activations are kept from its forward to its backward; if gradients are
         disabled, they are not kept at all.
     Lab: 09
     """
@@ -147,10 +150,20 @@ class PipelineExecutor(ScheduleRunner):
             gradient = torch.ones_like(y) * (self.weight * self.scale)
         else:
             gradient = self.take_gradients(stage, m)
-        with self.deferral(action):
-            y.backward(gradient)
+        y.backward(gradient)
         if stage:
             self.gradients_out[stage, m] = x.grad
+
+
+class PipelineExecutor(StageExecutor):
+    """Run any schedule on any ranks.
+
+    send and receive only start a message. take_activations() and take_gradients() wait for it, just
+    before it is needed, because a rank that waits earlier loses time in which it could
+    compute.
+    Cost: a message for each micro-batch between stages that are on different ranks, each way.
+    Lab: 09
+    """
 
     def send(self, message):
         """Start sending the stage's output (SF) or its input's gradient (SB); do not wait."""

@@ -3,12 +3,12 @@
     schedules.py          schedules: whether they can run, and what they cost
     numbers.py            numbers computed from a schedule; where a model is cut
     refusals.py           invalid arguments
-    pipeline_executor.py  PipelineExecutor: real ranks run schedules of all kinds
+    pipeline_executor.py  StageExecutor, PipelineExecutor: they run schedules of all kinds
 """
 
 from ranklab.checks.clinic import bugs
 from ranklab.checks.pipeline_parallel.numbers import BUBBLE, IN_FLIGHT, SPLIT, STALE
-from ranklab.checks.pipeline_parallel.pipeline_executor import EXECUTOR
+from ranklab.checks.pipeline_parallel.pipeline_executor import EXECUTOR, STAGES
 from ranklab.checks.pipeline_parallel.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.pipeline_parallel.schedules import (
     GPIPE, INTERLEAVED, ONE_F_ONE_B, ZERO_BUBBLE,
@@ -21,6 +21,7 @@ EXERCISES = (
     GPIPE,
     BUBBLE,
     ONE_F_ONE_B,
+    STAGES,
     EXECUTOR,
     INTERLEAVED,
     ZERO_BUBBLE,

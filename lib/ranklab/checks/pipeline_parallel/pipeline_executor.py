@@ -1,4 +1,7 @@
-"""The proof of PipelineExecutor: real ranks run schedules of all kinds, against one process."""
+"""The proofs of StageExecutor and PipelineExecutor: schedules of all kinds, against one process.
+
+StageExecutor is looked at on one rank, then on two, where the check sends the messages.
+"""
 
 import gc
 import weakref
@@ -12,14 +15,16 @@ from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.pipeline_parallel import (
-    Message, PipelineExecutor, gpipe_schedule, in_flight_activations, interleaved_schedule,
-    one_f_one_b_schedule, places, with_messages, zb_v_schedule, zero_bubble_schedule,
+    Message, PipelineExecutor, StageExecutor, gpipe_schedule, in_flight_activations,
+    interleaved_schedule, one_f_one_b_schedule, places, with_messages, zb_v_schedule,
+    zero_bubble_schedule,
 )
 from ranklab.pipeline_parallel.deferred import WeightQueue, defer_weights
 
 WIDTH, PIECES, WEIGHT, SCALE = 4, 6, 0.25, 3.0
 SCHEDULES = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule, "ZB-H1": zero_bubble_schedule,
-             "ZB-V": zb_v_schedule, "interleaved": lambda P, M: interleaved_schedule(P, M, 2)}
+             "ZB-V": zb_v_schedule, "interleaved": lambda P, M: interleaved_schedule(P, M, 2),
+             "three stages": lambda P, M: interleaved_schedule(P, M, 3)}
 WIDE = {"ZB-H1": torch.float64}  # the type of outputs, where it is not float32
 
 
@@ -60,11 +65,11 @@ def pieces_of(batch):
 
 # --- what is seen ---------------------------------------------------------------------------------
 
-GRAPH, FOR_W = "whether self.loss has a graph", "the number of I that leave nothing for their W"
+GRAPH = "whether self.loss has a graph"
 MESSAGES, SENT, AT_ONCE = "messages", "bytes sent", "activations at once"
 LEFT_OUT = "tensors left in activations_out and gradients_out"
 LEFT, WITHOUT = "bytes kept after training", "activations kept without gradients"
-COST = GRAPH, FOR_W, MESSAGES, SENT, AT_ONCE, LEFT_OUT, LEFT, WITHOUT
+COST = GRAPH, MESSAGES, SENT, AT_ONCE, LEFT_OUT, LEFT, WITHOUT
 
 
 class Arriving:
@@ -86,8 +91,6 @@ def watched(executor_class, waits):
     """Return the class, changed to raise at once where it would hang later or depend on chance."""
 
     class Watched(executor_class):
-        nothing = 0  # I that left nothing
-
         def send(self, message):
             name = "activations_out" if message.kind == "SF" else "gradients_out"
             tensor = getattr(self, name).get(message[1:3], "nothing")
@@ -115,11 +118,28 @@ def watched(executor_class, waits):
             assert not waits.is_over(handle), "receive() waits"
             target[place] = Arriving(handle, target), tensor
 
-        def weights(self, action):
-            self.nothing += not self.weight_queue.pending.get(action[1:])
-            super().weights(action)
-
     return Watched
+
+
+def sending(executor_class):
+    """Return the class with the library's messages."""
+    if executor_class is OneProcess:
+        return executor_class
+
+    class Sending(executor_class):
+        send, receive = PipelineExecutor.send, PipelineExecutor.receive
+
+        def forward(self, action):
+            super().forward(action)
+            output = self.activations_out.get(action[1:])
+            assert output is None or not output.requires_grad, (
+                "forward() leaves a graph in self.activations_out")
+
+    return Sending
+
+
+def _see_stages(executor_class, name, ranks):
+    yield from _see(sending(executor_class), name, ranks)
 
 
 def _see(executor_class, name, ranks):
@@ -166,7 +186,6 @@ def _see(executor_class, name, ranks):
         **{f"the gradient of stage {s}'s {each.rpartition('.')[2]}": p.grad
            for (s, each), p in parameters.items()},
         GRAPH: Must(losses[1].requires_grad, False),
-        FOR_W: AtMost(executor.nothing, 0),
         MESSAGES: AtMost(len(traffic.ops), len(messages)),
         SENT: AtMost(traffic.sent_bytes, numbers * dtype.itemsize),
         AT_ONCE: AtMost(max(stage.most for stage in stages.values()),
@@ -213,7 +232,7 @@ POP = "self.activations.pop((stage, m))"
 IF_LAST = "        if stage == self.last:\n            gradient"
 ONES = "torch.ones_like(y) * (self.weight * self.scale)"
 GRADIENT = "gradient = self.take_gradients(stage, m)"
-DEFERRAL, BACKWARD = "self.deferral(action)", "y.backward(gradient)"
+BACKWARD = "y.backward(gradient)"
 INPUT_GRADIENT = "self.gradients_out[stage, m] = x.grad"
 SOURCE = 'self.activations_out if kind == "SF" else self.gradients_out'
 TENSOR = "source.pop((stage, m)).contiguous()"
@@ -225,19 +244,19 @@ BUFFER = "self.new_hidden(self.pieces[m][0])"
 IRECV = "dist.irecv(tensor, group=self.group, group_src=peer)"
 RECEIVE = f"target[stage, m] = {IRECV}, tensor"
 
-STAGES = {
-    "losses and all gradients of one process: GPipe, 1F1B, ZB-H1, ZB-V, interleaved; 2 ranks": (),
-    "one message for each need, no early wait; nothing is left after a run": COST}
-EXECUTOR = Proof(
-    PipelineExecutor,
-    Stage(STAGES, _see, (*SCHEDULES,), (2,), oracle=OneProcess, through=torch.float32,
+STAGES = Proof(
+    StageExecutor,
+    Stage({"losses and all gradients of one process: all stages on one rank": (),
+           "nothing is left after a run, and nothing kept without gradients": COST},
+          _see_stages, ("1F1B", "three stages", "ZB-V"), (1,), oracle=OneProcess,
+          through=torch.float32,
           note=("A stage's input is a leaf, and its output is passed on detached. Backward begins "
                 "with self.weight * self.scale on the very last stage, and with take_gradients() "
                 "on the others; x.grad goes into gradients_out.")),
-    Stage("in groups of 1 and 3 ranks it sends to no rank outside", _see, ("1F1B", "ZB-V"), (4,),
-          GROUPS[:1], oracle=OneProcess,
-          note=("It was right with all ranks. This run uses groups whose ranks are not 0 .. n-1: "
-                "pass self.group on, and name peers by their rank in it.")),
+    Stage("the same on two ranks, where the check sends the messages", _see_stages,
+          ("GPipe", "ZB-H1", "ZB-V"), (2,), oracle=OneProcess, through=torch.float32,
+          note="On one rank it was right. Here the check sends between two ranks: self.last may be "
+               "on the other one, and a tensor may still be on its way."),
     mistakes=(
         # forward
         Slip("Stage 0 uses its inputs as they are: tokens get no gradient.",
@@ -306,27 +325,46 @@ EXECUTOR = Proof(
              "message.",
              (GRADIENT, "gradient = self.gradients_in.pop((stage, m))[1] if (stage, m) in "
               "self.gradients_in else self.take_gradients(stage, m)")),
-        Slip("An I defers weight gradients to its W: with self.deferral(action): "
-             "y.backward(gradient).", ("with self.deferral(action):", "if True:")),
         Slip("A B has no W, and must not defer anything: self.deferral(action) tells B and I "
              "apart.",
-             (DEFERRAL, "self.weight_queue.deferral(stage, m)")),
+             (BACKWARD, f"with self.weight_queue.deferral(stage, m):\n            {BACKWARD}")),
         Slip("Weight gradients add up over the micro-batches: do not set them to None.",
-             (f"            {BACKWARD}", "            for p in self.stages[stage].parameters():\n"
-              f"                p.grad = None\n            {BACKWARD}")),
-        Slip("send() finds no gradient to send: after backward, set gradients_out[stage, m] = "
-             "x.grad.", (INPUT_GRADIENT, "pass")),
+             (BACKWARD, "for p in self.stages[stage].parameters():\n            p.grad = None\n"
+              f"        {BACKWARD}")),
+        Slip("The previous stage finds no gradient of its output: after backward, "
+             "gradients_out[stage, m] = x.grad.", (INPUT_GRADIENT, "pass")),
         Slip("The previous stage needs the gradient of this stage's input, x.grad, not of its "
              "output.", (INPUT_GRADIENT, INPUT_GRADIENT.replace("x.grad", "gradient"))),
         Slip("Stage 0 has no previous stage, so it must not put anything into gradients_out.",
              (f"        if stage:\n            {INPUT_GRADIENT}", f"        {INPUT_GRADIENT}")),
-        # messages
+        Slip("Each tensor has its place: forward puts (x, y) into activations[stage, m], where "
+             "backward pops it.", (KEPT, "pass")),
+    ), hints=(
+        "What does one process keep between forward and backward, and where would you cut it?",
+        "A stage's input is a leaf that requires grad, and its output goes on without a graph. "
+        "Backward starts from the next stage's gradient; x.grad goes to the previous stage.",
+        "forward: x = self.take_activations(stage, m).requires_grad_(torch.is_grad_enabled()), on "
+        "stage 0 the inputs; activations[stage, m] = x, y; activations_out[stage, m] = y.detach(). "
+        "backward: y.backward(gradient); gradients_out[stage, m] = x.grad.",
+    ))
+EXECUTOR = Proof(
+    PipelineExecutor,
+    Stage({"losses and all gradients of one process: GPipe, 1F1B, ZB-H1, ZB-V, interleaved; 2 ranks"
+           : (), "one message for each need, no early wait; nothing is left after a run": COST},
+          _see, ("GPipe", "1F1B", "ZB-H1", "ZB-V", "interleaved"), (2,), oracle=OneProcess,
+          through=torch.float32,
+          note="An SF sends activations_out[stage, m], an SB gradients_out[stage, m]. An RF "
+               "receives into activations_in[stage, m], an RB into gradients_in[stage, m]."),
+    Stage("in groups of 1 and 3 ranks it sends to no rank outside", _see, ("1F1B", "ZB-V"), (4,),
+          GROUPS[:1], oracle=OneProcess,
+          note=("It was right with all ranks. This run uses groups whose ranks are not 0 .. n-1: "
+                "pass self.group on, and name peers by their rank in it.")),
+    mistakes=(
         Slip("Use pop() for what is sent: otherwise it stays in activations_out or gradients_out.",
              (TENSOR, TENSOR.replace(".pop((stage, m))", "[stage, m]"))),
-        Slip("Each tensor has its place: forward puts (x, y) into activations[stage, m], and "
-             "backward pops it; SF sends activations_out[stage, m], SB sends gradients_out[stage, "
-             "m].", (SOURCE, "self.activations_out"), (SOURCE, "self.gradients_out"),
-             (KEPT, "pass")),
+        Slip("Each tensor has its place: an SF sends activations_out[stage, m], an SB "
+             "gradients_out[stage, m].",
+             (SOURCE, "self.activations_out"), (SOURCE, "self.gradients_out")),
         Slip("The tensors of a stage can have any strides, but a message must be contiguous: "
              "tensor.contiguous().", (TENSOR, TENSOR.replace(".contiguous()", ""))),
         Slip("isend only starts a message. Keep (handle, tensor) in self.sends: the tensor must "
@@ -366,13 +404,11 @@ EXECUTOR = Proof(
              (IRECV, IRECV.replace("group_src=peer", "src=peer")),
              (SEND, SEND.replace("group_dst", "dst"), IRECV, IRECV.replace("group_src", "src"))),
     ), hints=(
-        "What does one process keep between forward and backward, and where would you cut it?",
-        "A stage's input is a leaf that requires grad, and its output goes on without a graph. "
-        "Backward starts from the next stage's gradient; x.grad goes to the previous stage.",
-        "forward: x = self.take_activations(stage, m).requires_grad_(torch.is_grad_enabled()), on "
-        "stage 0 the inputs; activations[stage, m] = x, y; activations_out[stage, m] = y.detach(). "
-        "backward: with self.deferral(action): y.backward(gradient); gradients_out[stage, m] = "
-        "x.grad. send: sends.append((dist.isend(tensor, group=self.group, group_dst=peer), "
-        "tensor)). receive: activations_in[stage, m], or gradients_in, = dist.irecv(tensor, ...), "
-        "tensor.",
+        "Which two places hold what a rank sends, and which two wait for what it receives?",
+        "SF and RF move outputs, SB and RB gradients; the message's stage is one of this rank's. "
+        "Keep handle and tensor together: run() or take_...() waits for the handle.",
+        "send: tensor = (activations_out, or gradients_out).pop((stage, m)).contiguous(); "
+        "sends.append((dist.isend(tensor, group=self.group, group_dst=peer), tensor)). receive: "
+        "tensor = self.new_hidden(self.pieces[m][0]); activations_in[stage, m], or gradients_in, "
+        "= dist.irecv(tensor, group=self.group, group_src=peer), tensor.",
     ))
