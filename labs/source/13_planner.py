@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13 The planner: does it fit, how fast, what does it cost
 #
-# > 170 minutes, 30 more to beat the library in 4.6 · difficulty 4/5 · **laptop**: everything · **GPUs**: the same cells; and a measured file of your own nodes
+# > 170 minutes, 30 more to beat the library in 4.6, 35 more with Further · difficulty 4/5 · **laptop**: everything · **GPUs**: the same cells; and a measured file of your own nodes
 
 # %% [markdown]
 # ## 1. Story
@@ -423,6 +423,126 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 # Over a fast link the best plan sends gradients, because data parallelism has no bubble. Over a slow link it sends the few small messages of a pipeline.
 
 # %% [markdown]
+# ### Further
+#
+# Two questions about GPUs of 2024 and later, which are not part of the 170 minutes: what FP8 brings, and what changes if NVLink joins 72 GPUs instead of 8.
+#
+# #### `fp8_speedup`
+# > difficulty 3/5 · importance 4/5 · 20 minutes · about 8 lines
+#
+# A tensor core does twice as many FLOPs in FP8 as in bf16. Why is a step not twice as fast? FP8 is for the matrix products of the blocks, and they are a part of the step. In bf16 stay attention's core, the head, the embeddings and, unless you ask for more, all messages. The master weights, their gradients and the optimizer are in float32 as before.
+#
+# **Predict.** Three quarters of a step are the blocks' matrix products. Measured, not by the data sheet, FP8 makes them 1.86 times as fast. (The best published products are at 93% of twice bf16's.) How many times as fast is the step?
+
+# %%
+check(planner_fp8_times=...)
+
+# %% [markdown]
+# That was Amdahl's law. Now apply it to any plan. You have `step_time` and these:
+#
+# - `head_seconds(model, plan, machine)["products"]`: the head's products for one micro-batch, on the last of the `plan.pp` stages. A Step is about the average stage.
+# - `machine.rate(precision)`: FLOP/s of the best products in "bf16" or "fp8". `machine.fp8` is 0 if a GPU has no FP8.
+# - `plan.rerun_share`: the share of the layers whose forward runs twice.
+
+# %%
+from ranklab.planner.step import head_seconds
+
+
+def fp8_speedup(model, plan, machine):
+    """Return how many times as fast a step in bf16 is with FP8, by Amdahl's law.
+
+    products   of the layers run machine.rate("fp8") / machine.rate("bf16") times as fast; the
+               head's stay in bf16. Step.products has both; head_seconds(...)["products"] is one
+               micro-batch's on the last of plan.pp stages, and Step is about the average stage
+    recompute  Step.recompute has the layers' forward products once more, for plan.rerun_share of
+               the layers: forward is a third of the layers' products, and also runs in FP8
+    bubble     shrinks by the same factor as the busy seconds: all parts of a Step but pipeline,
+               bubble, data, optimizer, rest
+    all other parts of step_time(model, plan, machine) keep their seconds
+    error      ValueError if the plan is not in bf16, or if the machine has no FP8: machine.fp8 is 0
+    """
+    raise NotImplementedError("exercise fp8_speedup: about 8 lines")
+
+
+# %%
+fp8_speedup = check(fp8_speedup)
+
+# %% [markdown]
+# Some published runs come in pairs: the same model, layout, batch and GPUs, once in bf16 and once in FP8. What does your function say about them? "share" is the part of the step in bf16 that FP8 speeds up.
+
+# %% tags=["nbval-check-output"]
+print(project.fp8_gains(fp8_speedup))
+
+# %%
+from ranklab.planner.fp8 import fp8_change, matmul_share, published_pairs
+
+plots.fp8([(matmul_share(pair.bf16.model, pair.bf16.plan, pair.bf16.machine), pair.speedup,
+            pair.bf16.name) for pair in published_pairs()], dgx.rate("fp8") / dgx.rate("bf16"))
+
+# %% [markdown]
+# All points are below the curve. Amdahl's law leaves out what FP8 adds: finding the scale of each tensor and casting it, in the forward and in the backward. It also leaves out that messages stay as long as they were, so shorter products hide fewer of them. With a scale for each row, an 8B on 64 GPUs even became slower. NVIDIA's guide says 1.2 to 1.5 times "typically", depending on the share of the linear layers (Megatron-Bridge, performance-guide.md, commit 0bc9334), and torchao says up to 1.25 for an 8B on 8 GPUs and up to 1.5 for a 405B on 512 (its docs on quantized training, 2026).
+#
+# Messages can shrink as well. Weights that FSDP gathers may be cast before they are sent: torchtitan's `enable_fsdp_float8_all_gather`, Megatron's `--fp8-param-gather`. For which of these three plans does that matter?
+
+# %% tags=["nbval-check-output"]
+fsdp = usual("torchtitan", dgx)
+in_bf16 = {
+    "8B, 8 ranks": ("llama-8b", Plan(dp=8, zero=3, sequence=8192, recompute="operators", **fsdp)),
+    "70B, 16 x 4 x 4": ("llama-70b", plan),
+    "405B, 64 x 8": ("llama-405b", Plan(dp=64, tp=8, zero=3, sequence=8192, micro_batch=2,
+                                        recompute="full", sequence_parallel=True, **fsdp))}
+for name, (size, each) in in_bf16.items():
+    change = fp8_change(MODELS[size], each, dgx)
+    before, after = change.seconds
+    print(f"{name:16} {before / after:.2f} times as fast, {before / change.gathers:.2f} if weights "
+          f"are gathered in FP8 ({change.gathered[0] / 1e9:.0f} GB of them in bf16); "
+          f"{change.memory[0] / 1e9:.0f} GB becomes {change.memory[1] / 1e9:.0f}")
+
+# %% [markdown]
+# Only the last plan waits for its weights. Memory hardly changes: the states stay the same, and only Megatron's plan keeps the inputs of products in one byte. `ranklab plan --precision fp8` prints this for the best layout.
+#
+# #### 64 experts in a rack
+#
+# In a GB200 or GB300 NVL72 one NVLink domain joins 72 GPUs, where a DGX joins 8. That matters most for experts, because their all-to-all sends to all ranks.
+#
+# **Predict.** 64 experts are on 64 GPUs, one each. Loads are even, so of 64 rows that a GPU sends each expert gets one, and one row stays on the GPU. The all-to-all is as fast as its slower link. Take 8 nodes of 8 B200s (NVLink 900 GB/s, a network card of 50 GB/s for each GPU), and one rack of GB200s (NVLink 900 GB/s). How many times as long does the all-to-all take in the nodes?
+
+# %%
+check(planner_rack_times=...)
+
+# %% [markdown]
+# Real dispatchers do better on nodes: a token crosses the network once to each node with some of its 8 experts, and NVLink passes it on (DeepEP, lab 11). The planner counts it like that. Here is DeepSeek-V3, with 256 experts, on 256 GPUs, and the experts on 2 to 64 of them:
+
+# %%
+from ranklab.planner.domains import expert_traffic
+
+rack, experts = find_node("gb200-nvl72"), MODELS["deepseek-v3"]
+wide = Plan(dp=64, pp=4, ep=64, virtual=4, schedule="interleaved", zero=1, sequence=4096,
+            micro_batches=64, **usual("megatron", rack))
+plots.domains({f"NVLink joins {domain}": [
+    (ep, expert_traffic(experts, replace(wide, ep=ep), rack, domain).seconds)
+    for ep in (2, 4, 8, 16, 32, 64)] for domain in (8, 64)})
+
+# %% [markdown]
+# Look at 16 ranks, the first group that does not fit in a node. For 64 ranks the planner counts:
+
+# %% tags=["nbval-check-output"]
+for domain in (8, 64):
+    traffic = expert_traffic(experts, wide, rack, domain)
+    print(f"NVLink joins {domain:2}: {traffic.crossing:4.0%} of a plain all-to-all's rows leave; "
+          f"with tokens sent once to a node {traffic.nbytes / 1e9:5,.0f} GB of each GPU; "
+          f"all-to-alls {traffic.seconds:2.0f} s, step {traffic.step:.0f} s")
+
+# %% [markdown]
+# What do people do about it? NVIDIA publishes the same model on both kinds of machine, in each release of Megatron-Bridge:
+
+# %% tags=["nbval-check-output"]
+print(project.racks())
+
+# %% [markdown]
+# On nodes of 8 its layouts mostly keep the experts inside a node, on 8 ranks, and pay with 16 pipeline stages, because then each rank holds eight times as many experts. In a rack the experts spread over 64 ranks. Its guide says two things about that (performance-guide.md, commit 0bc9334): keep expert ranks within an NVLink domain, and take only 64 of the 72 GPUs, so that no group lies in two racks. For serving there is the same idea under the name of *wide EP* (TensorRT-LLM). `ranklab plan --model deepseek-v3 --gpus 256 --on gb200-nvl72 --domains 8,64` prints the comparison for the best layout.
+
+# %% [markdown]
 # ## 5. The real thing
 #
 # DeepSpeed also estimates states. For ZeRO-2 on 4 nodes of 8 GPUs its estimate and ours must be equal. Each GPU holds 2 bytes for every weight. The 32 GPUs share another 18 bytes per parameter: gradients in 16 bits, their sums and the weights in 32 bits, and two moments.
@@ -473,7 +593,7 @@ for what, seconds in assumptions(llama, best.plan, dgx):
     print(f"  {seconds:5.1f} s without {what}")
 
 # %% [markdown]
-# Be careful with 50% MFU: seven of the published runs of Megatron on H100s train a dense model in bf16, and those reach 41 to 48%. *And FP8?* The search plans bf16 alone. `replace(plan, precision="fp8")` tells you the seconds, because the planner knows the measured rate of FP8 products, and that Transformer Engine keeps their inputs in one byte; for the 196 published step times in FP8, MXFP8 or NVFP4 its median error is 7%. It knows nothing of weights gathered in FP8, of FP8 attention, or of what the precision does to your loss.
+# Be careful with 50% MFU: seven of the published runs of Megatron on H100s train a dense model in bf16, and those reach 41 to 48%. *And FP8?* The search plans bf16 alone. `replace(plan, precision="fp8")` tells you the seconds, because the planner knows the measured rate of FP8 products, and that Transformer Engine keeps their inputs in one byte; for the 196 published step times in FP8, MXFP8 or NVFP4 its median error is 7%. (Further is about what to expect.) It knows nothing of casts, of FP8 attention, or of what the precision does to your loss.
 
 # %% [markdown]
 # ## 6. Project

@@ -1,8 +1,10 @@
 """The figures of the deck 13_planner.md."""
 from dataclasses import replace
 
-from ranklab.planner import Plan, find_node, scaling_curve, step_time
+from ranklab.planner import Plan, expert_traffic, find_node, scaling_curve, step_time
 from ranklab.planner.catalog import MODELS
+from ranklab.planner.fp8 import matmul_share, published_pairs
+from ranklab.planner.space import usual
 from ranklab.plots import planner as plots
 from ranklab.projects import planner as project
 
@@ -31,3 +33,18 @@ def scaling():
     return plots.scaling(
         {f"the batch {what}": scaling_curve(_MODEL, small, _NODE, counts, weak=weak)
          for what, weak in (("grows", True), ("stays", False))}, title=""), 6.6, 2.5
+
+
+def fp8():
+    gains = [(matmul_share(pair.bf16.model, pair.bf16.plan, pair.bf16.machine), pair.speedup,
+              pair.bf16.name) for pair in published_pairs()]
+    return plots.fp8(gains, _NODE.rate("fp8") / _NODE.rate("bf16"), title=""), 6.6, 3.2
+
+
+def domains():
+    rack = find_node("gb200-nvl72")
+    wide = Plan(dp=64, pp=4, ep=64, virtual=4, schedule="interleaved", zero=1, sequence=4096,
+                micro_batches=64, **usual("megatron", rack))
+    return plots.domains({f"NVLink joins {domain}": [
+        (ep, expert_traffic(MODELS["deepseek-v3"], replace(wide, ep=ep), rack, domain).seconds)
+        for ep in (2, 4, 8, 16, 32, 64)] for domain in (8, 64)}, title=""), 6.6, 2.6

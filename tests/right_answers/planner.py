@@ -314,3 +314,35 @@ def search_layouts__recomputes_a_share(model, machine, gpus, sequence, batch, to
     for each in found[:3]:
         refuse(each.plan, model, machine, gpus, sequence, batch)
     return found
+
+
+def fp8_speedup__a_new_step(model, plan, machine):
+    """A Step whose products, second forwards and bubble are new; the rest is the old one's."""
+    if plan.precision != "bf16" or machine.fp8 <= 0:
+        raise ValueError(f"{plan.precision} on {machine.name}")
+    old, part = step_time(model, plan, machine), plan.micro_batches / plan.pp
+    ratio = Fraction(machine.rate("bf16")) / Fraction(machine.rate("fp8"))
+    layers = part * layer_seconds(model, plan, machine)["products"]
+    new = replace(old, products=old.products - layers + layers * float(ratio),
+                  recompute=old.recompute - (1 - float(ratio)) * layers * plan.rerun_share / 3,
+                  bubble=0)
+    outside = sum((old.pipeline, old.data, old.optimizer, old.rest))
+    factor = (new.total - outside) / (old.total - outside - old.bubble)
+    return old.total / replace(new, bubble=factor * old.bubble).total
+
+
+def fp8_speedup__shares_of_the_law(model, plan, machine):
+    """Amdahl's law as it is written down: 1 / (1 - s + s / f), twice, for busy and for waiting."""
+    for is_so in (plan.precision == "bf16", machine.fp8 != 0):
+        if not is_so:
+            raise ValueError("from bf16 to FP8, on a GPU that has both")
+    step = step_time(model, plan, machine)
+    parts = {name: getattr(step, name) for name in Step.__dataclass_fields__}
+    once = sum(parts.pop(name) for name in ("pipeline", "data", "optimizer", "rest"))
+    bubble = parts.pop("bubble")
+    busy = math.fsum(parts.values())
+    head = head_seconds(model, plan, machine)["products"] / plan.pp * plan.micro_batches
+    share = (parts["products"] - head) * (3 + plan.rerun_share) / 3 / busy
+    gain = 1 / (1 - share + share * machine.bf16 / machine.fp8)
+    share = (busy + bubble) / (busy + bubble + once)
+    return 1 / (1 - share + share / gain)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.search import Found, NoLayout
 from ranklab.planner.space import ADVISED, layouts, refuse
-from ranklab.planner.step import step_time
+from ranklab.planner.step import head_seconds, step_time
 
 
 def search_layouts__exhaustive(model, machine, gpus, sequence, batch, tools=ADVISED, watch=iter,
@@ -167,3 +167,24 @@ def search_layouts__evolution(model, machine, gpus, sequence, batch, tools=ADVIS
         raise NoLayout("no layout of these tools can be had" if least == math.inf else
                        f"no layout fits: the smallest one needs {least / 1e9:.1f} GB of a GPU")
     return sorted(fit, key=lambda each: each.step.total)
+
+
+def fp8_speedup__from_the_stub(model, plan, machine):
+    """From the stub's sentences, one after another."""
+    if plan.precision != "bf16":
+        raise ValueError("this plan is not in bf16")
+    if machine.fp8 == 0:
+        raise ValueError("this machine has no FP8")
+    before = step_time(model, plan, machine)
+    faster = machine.rate("fp8") / machine.rate("bf16")
+    head = head_seconds(model, plan, machine)["products"] * plan.micro_batches / plan.pp
+    layers = before.products - head
+    again = layers / 3 * plan.rerun_share
+    products = layers / faster + head
+    recompute = before.recompute - again + again / faster
+    messages = before.tensor + before.context + before.expert + before.weights
+    busy = products + before.attention + before.other + recompute + messages
+    was_busy = before.products + before.attention + before.other + before.recompute + messages
+    bubble = before.bubble * busy / was_busy
+    after = busy + bubble + before.pipeline + before.data + before.optimizer + before.rest
+    return before.total / after

@@ -16,6 +16,8 @@ From top to bottom; each file reads only those above it:
     cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and the gain from more GPUs
     why.py        where a step's time goes, and the assumptions behind it
     muon.py       what Muon changes in a plan that was found with AdamW
+    fp8.py        what FP8 changes in a plan that was found in bf16, and published pairs of runs
+    domains.py    the all-to-all of experts in one NVLink domain of 72 GPUs, and in nodes of 8
 
 Those are the core. Then:
     catalog.py    models and nodes by name
@@ -34,6 +36,8 @@ import importlib
 
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import bill, cost_per_token
+from ranklab.planner.domains import crossing_share, expert_traffic
+from ranklab.planner.fp8 import fp8_change, fp8_speedup
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 from ranklab.planner.model import Model
 from ranklab.planner.plan import Plan
@@ -44,7 +48,8 @@ from ranklab.planner.step import Step, step_time
 
 __all__ = [
     "GpuMemory", "Model", "NoLayout", "Plan", "Step", "bill", "catalog", "choose", "choose_layout",
-    "constants", "cost", "cost_per_token", "export", "find_model", "find_node", "jobs", "memory",
+    "constants", "cost", "cost_per_token", "crossing_share", "domains", "expert_traffic", "export",
+    "find_model", "find_node", "fp8", "fp8_change", "fp8_speedup", "jobs", "memory",
     "memory_per_gpu", "model_of", "model_of_size", "plan_of", "published", "rough",
     "rough_step_seconds", "scaling_curve", "search", "search_layouts", "space", "step",
     "step_time", "why",

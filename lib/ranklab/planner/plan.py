@@ -38,6 +38,7 @@ class Plan:
     attended   tokens of each sequence, if several are packed into one; 0: not packed
     precision  of matrix products: bf16, fp8, fp8-rowwise, mxfp8, nvfp4
     gradient_bytes  per number in the reduction of gradients
+    gathered_bytes  per number of a block's weights in an all-gather: 2, or 1 if they are FP8
     hides      axes whose traffic overlaps computing: data, tensor, context, expert, pipeline;
                "tensor backward": only the tensor messages of input gradients
     fused      norms, activations and casts are fused (compiled, or the tool's kernels)
@@ -67,6 +68,7 @@ class Plan:
     attended: int = 0
     precision: str = "bf16"
     gradient_bytes: int = 4
+    gathered_bytes: int = 2
     hides: tuple = ("data",)
     fused: bool = True
     fused_experts: bool = False

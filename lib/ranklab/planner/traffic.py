@@ -62,7 +62,7 @@ def volumes(model, plan, machine):
     placement = place(plan, machine)
     dense, experts = parameters_per_gpu(model, plan)
     gradients, weights = zip(
-        update_exchanges(dense, plan, placement.weights, placement),
+        update_exchanges(dense, plan, placement.weights, placement, model.embedding / plan.tp),
         update_exchanges(experts, plan, placement.expert_copies, placement))
     return Volumes(
         layer_exchanges(model, plan, placement, False),
@@ -148,17 +148,18 @@ def gather_exchanges(numbers, plan, placement):
     if plan.copies == 1 or plan.zero < 3:
         return ()
     nbytes = plan.gradient_bytes * numbers
-    weights = Exchange((Message("all_gather", 2 * numbers, placement.shard),), 2)
+    weights = Exchange((Message("all_gather", plan.gathered_bytes * numbers, placement.shard),), 2)
     gradients = Exchange((Message("reduce_scatter", nbytes, placement.shard),
                           Message("all_reduce", nbytes / plan.sharders, placement.replicas)))
     return (weights,) if plan.frozen else (weights, gradients)
 
 
-def update_exchanges(numbers, plan, span, placement):
+def update_exchanges(numbers, plan, span, placement, embedding=0):
     """Return (Exchanges of gradients, Exchanges of weights) once a step: an all-reduce, or with
     ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
 
     span  the Span of the ranks with these `numbers` weights
+    embedding  how many of them are the embedding's, which has 2 bytes in any all-gather
     """
     if plan.zero == 3 or plan.frozen or not numbers:
         return (), ()
@@ -167,13 +168,14 @@ def update_exchanges(numbers, plan, span, placement):
         return (Exchange((Message(verb, nbytes, span),)),)
 
     nbytes = plan.gradient_bytes * numbers
+    gathered = 2 * numbers - (2 - plan.gathered_bytes) * (numbers - embedding)
     if not plan.zero:
         return exchanges("all_reduce", nbytes, span), ()
     if plan.sharders < span.ranks:  # gradients over all; weights from the shards' group
         return (exchanges("all_reduce", nbytes, span),
-                exchanges("all_gather", 2 * numbers, placement.shard))
+                exchanges("all_gather", gathered, placement.shard))
     return (exchanges("reduce_scatter", nbytes, span),
-            exchanges("all_gather", 2 * numbers, span))
+            exchanges("all_gather", gathered, span))
 
 
 def pipeline_exchanges(model, plan, placement):

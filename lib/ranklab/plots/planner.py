@@ -126,6 +126,62 @@ def scaling(curves, title=None):
 
 
 @styled
+def fp8(gains, faster, title=None):
+    """Draw the published gain of FP8 over the share of a step that FP8 speeds up, below Amdahl's
+    law.
+
+    gains: [(share, published gain, name)]
+    faster: how many times as fast the products are
+    """
+    fig, ax = figure(6.4, 3.6)
+    shares = [each / 100 for each in range(101)]
+    line(ax, shares, [1 / (1 - share + share / faster) for share in shares], 0,
+         "Amdahl's law", marker="")
+    ax.axhline(faster, color=INK, linewidth=0.8, linestyle=":")
+    ax.annotate(f"the products alone: {faster:.2f}", (0, faster), (4, -11),
+                textcoords="offset points", fontsize=9)
+    for index, name in enumerate(dict.fromkeys(name for *_, name in gains), 1):
+        points = [(share, gain) for share, gain, of in gains if of == name]
+        ax.plot(*zip(*points), MARKERS[index % 5], color=TONES[index % 5], label=name)
+    best = max(gain for _, gain, _ in gains)
+    if title is None:
+        title = f"FP8 speeds up only the products: published steps are {best:.2f} times as fast " \
+                "at most"
+    ax.set(xlim=(0, 1), ylim=(0.7, faster + 0.1), title=title,
+           xlabel="products of the layers, share of a step in bf16",
+           ylabel="how many times\nas fast with FP8")
+    ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
+def domains(curves, title=None):
+    """Draw the seconds of the experts' all-to-alls in a step over the ranks that share the experts.
+
+    curves: {what NVLink joins: [(ranks, seconds)]}
+    """
+    fig, ax = figure(6.4, 3.2)
+    for index, (name, curve) in enumerate(curves.items()):
+        ranks, seconds = zip(*curve)
+        line(ax, ranks, seconds, index, name)
+        ax.annotate(f"{human_seconds(seconds[-1])}", (ranks[-1], seconds[-1]), (6, 0),
+                    textcoords="offset points", va="center", fontsize=9)
+    if title is None:
+        last = [curve[-1][1] for curve in curves.values()]
+        title = (f"Experts on {ranks[-1]} ranks: the network makes all-to-alls "
+                 f"{max(last) / min(last):.0f} times as long")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ranks, ranks)
+    ax.set_xlim(ranks[0] / 1.2, 1.5 * ranks[-1])
+    ax.set_ylim(0)
+    ax.set(title=title, xlabel="ranks that share the experts",
+           ylabel="seconds of all-to-alls\nin a step, none hidden")
+    ax.legend(loc="upper left")
+    return fig
+
+
+@styled
 def frontier(found, room):
     """Draw a dot for each layout: the time of a step against memory, and the frontier of each tool.
 

@@ -7,11 +7,13 @@
     memory.py   memory_per_gpu
     step.py     step_time
     scaling.py  scaling_curve
+    fp8.py      fp8_speedup (Further)
     search.py   search_layouts: open, and judged by the speed of its first layout, so it has its
                 own check
 """
 
 from ranklab.checks.planner.cost import COST
+from ranklab.checks.planner.fp8 import FP8_SPEEDUP
 from ranklab.checks.planner.memory import MEMORY
 from ranklab.checks.planner.predictions import PREDICTIONS
 from ranklab.checks.planner.rough import ROUGH
@@ -28,4 +30,5 @@ EXERCISES = (
     STEP,
     SCALING,
     SEARCH,
+    FP8_SPEEDUP,
 )

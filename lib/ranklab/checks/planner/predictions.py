@@ -4,6 +4,7 @@ from ranklab.checks.exercise import Prediction
 from ranklab.formulas.pipeline_parallel import flush_bubble
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.cost import cost_per_token
+from ranklab.planner.domains import crossing_share
 from ranklab.planner.memory import states
 from ranklab.planner.plan import Plan
 
@@ -12,12 +13,24 @@ GB = NUMBERS / 16 / 1e9
 HOURS = 6 * 405e9 * 15.6e12 / (0.4 * find_node("h100-dgx").peak_flops) / 3600 / 1e6
 
 
+PRODUCTS = 0.75
+FASTER = find_node("h100-dgx").fp8 / find_node("h100-dgx").bf16
+
+
 def times():
     """Return the cost of a token on A10Gs at 35%, relative to one on A100s at 50%."""
     model, prices = MODELS["llama2-13b"], (("a10-pcie", 0.35, 1.006), ("a100-40gb-dgx", 0.5, 2.74))
     a10, a100 = (cost_per_token(model, 2048, find_node(node), mfu, price)
                  for node, mfu, price in prices)
     return a10 / a100
+
+
+def rack_times():
+    """Return the time of 64 ranks' all-to-all at the bound of the slower link: in 8 nodes of 8
+    B200s, relative to one rack of 72.
+    """
+    nodes, rack = find_node("b200-dgx"), find_node("gb200-nvl72")
+    return (crossing_share(64, nodes.node) / nodes.network) / (crossing_share(64, 1) / rack.link)
 
 
 PREDICTIONS = (
@@ -69,5 +82,27 @@ PREDICTIONS = (
                   7 / 519: "64 pipelines share the 512 sequences", 7 / 135: "that is with 4 data "
                   "ranks", 0.5: "it is P - 1 = 7 of M + P - 1 = 15 steps"},
         why="512 / 64 = 8 micro-batches for 8 stages. With 4 data ranks it was 5%.",
+    ),
+    Prediction(
+        "planner_fp8_times", unit="times", solution="1 / (0.25 + 0.75 / 1.86)",
+        answer=lambda: 1 / (1 - PRODUCTS + PRODUCTS / FASTER),
+        hint="Let the step take 1 s. How many seconds does each part take afterwards?",
+        mistakes={FASTER: "only the products are faster, not the step",
+                  1 / (1 - PRODUCTS + PRODUCTS / 2): "that is with the peak, twice bf16's: no "
+                  "measured product reaches it",
+                  1 - PRODUCTS + PRODUCTS * FASTER: "that averages the two speeds: add up seconds",
+                  1 / (PRODUCTS + (1 - PRODUCTS) / FASTER): "the products are three quarters",
+                  1 - PRODUCTS + PRODUCTS / FASTER: "that is the new time: turn it round"},
+        why="Of 1 s, 0.75 s become 0.40 s. However fast the products get, it stays below 4 times.",
+    ),
+    Prediction(
+        "planner_rack_times", unit="times", solution="(56 / 64 / 50) / (63 / 64 / 900)",
+        answer=rack_times,
+        hint="Of the 64 rows, how many does each GPU send over the slower link, in each case?",
+        mistakes={18.0: "those are the links: 56 of 64 rows leave a node, and 63 a GPU",
+                  56 / 64 * 18: "in the rack each GPU keeps one row of 64",
+                  9.0: "that link is an H100's",
+                  8 / 9: "those are the rows alone: divide them by the links"},
+        why="(7/8) / 50 against (63/64) / 900: 16. In a rack nothing takes the slow link.",
     ),
 )

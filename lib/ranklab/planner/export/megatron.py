@@ -132,6 +132,7 @@ def work_options(model, plan):
         ("--recompute-granularity selective", "attention's core", plan.recompute == "selective"),
         ("--bf16", "weights as well, with float32 masters", True),
         (PRECISIONS[plan.precision], "products", plan.precision != "bf16"),
+        ("--fp8-param-gather", "weights are gathered in FP8", plan.gathered_bytes == 1),
         ("--grad-reduce-in-bf16", "gradients are added up in bf16", plan.gradient_bytes == 2),
         (f"--attention-backend {BACKENDS[plan.attention]}", "its kernels", True),
         ("--overlap-grad-reduce", "during backward", "data" in hides and plan.copies > 1),

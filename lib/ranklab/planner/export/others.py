@@ -128,8 +128,8 @@ def torchtitan_differs(model, plan):
         ("fully_shard hides its messages.", "data" not in plan.hides and plan.zero > 0),
         ("Weights and gradients are also on the host.", plan.offload),
     ] if holds] + unsaid(
-        plan, "graphs", "attention", "attended", "precision", "fused_experts", "frozen",
-        "outermost")
+        plan, "graphs", "attention", "attended", "precision", "gathered_bytes", "fused_experts",
+        "frozen", "outermost")
 
 
 # --- DeepSpeed ------------------------------------------------------------------------------------
@@ -167,4 +167,5 @@ def deepspeed_differs(plan):
     ] if holds] + unsaid(
         plan, "graphs", "tp", "sequence_parallel", "cp", "ep", "sequence", "virtual", "schedule",
         "recompute",
-        "attention", "attended", "precision", "fused", "fused_experts", "frozen", "outermost")
+        "attention", "attended", "precision", "gathered_bytes", "fused", "fused_experts", "frozen",
+        "outermost")

@@ -19,6 +19,8 @@ from tqdm import tqdm
 from ranklab.basics.options import comma_list, new_file, new_folder, number, picture, positive
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import price_of
+from ranklab.planner.domains import expert_traffic
+from ranklab.planner.fp8 import fp8_change, published_pairs
 from ranklab.planner.mixed import search_mixed
 from ranklab.planner.muon import muon_change
 from ranklab.planner.offers import affordable, offers
@@ -44,9 +46,10 @@ def main(arguments):
         "a model in Llama's shape", model_of_size(options.params))
     parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
-        alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html")
-        if options.optimizer == "muon":
-            raise ValueError("--optimizer muon is for GPUs of one kind")
+        alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html", "domains")
+        for flag, usual in (("optimizer", "adamw"), ("precision", "bf16")):
+            if getattr(options, flag) != usual:
+                raise ValueError(f"--{flag} {getattr(options, flag)} is for GPUs of one kind")
         if misfits := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
             raise ValueError(f"{misfits[0]} is for GPUs of one kind")
         mixes = search_mixed(model, parts, options.seq, options.batch, options.tool,
@@ -67,9 +70,11 @@ def main(arguments):
 def more(options, name, wish, source, shown):
     """Write the requested files, and dry-run the course's own trainer.
 
-    Returns: lines about both, and about Muon
+    Returns: lines about both, and about Muon, FP8 and NVLink domains
     """
     lines = muon_lines(wish, shown[0]) if options.optimizer == "muon" else []
+    lines += fp8_lines(wish, shown[0]) if options.precision == "fp8" else []
+    lines += domain_lines(wish, shown[0], options.domains)
     lines += write_plans(options.write, wish.model, shown, wish.machine) if options.write else []
     if options.html:
         Path(options.html).parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +98,46 @@ def muon_lines(wish, best):
         f"{plain(seconds, 4)} s a step instead of {plain(best.step.total, 4)}. Newton-Schulz takes "
         f"{plain(change.computing)} s on the busiest owner, and rows there and back "
         f"{plain(change.sending)} s; nothing hides them. Layouts were searched with AdamW.", 100)
+
+
+def fp8_lines(wish, best):
+    """Return lines about the effect of FP8 on the best layout."""
+    change, pairs = fp8_change(wish.model, best.plan, wish.machine), published_pairs()
+    memory, seconds = change.memory, change.seconds
+    gathers = (f" With weights gathered in FP8 it is {plain(change.gathers, 4)} s, and a GPU "
+               f"gathers {plain(change.gathered[1] / 1e9)} GB of weights in a step instead of "
+               f"{plain(change.gathered[0] / 1e9)}." if change.gathered[0] else "")
+    gains = [pair.speedup for pair in pairs]
+    return textwrap.wrap(
+        f"FP8 for the products of the blocks, in the best layout: {plain(seconds[1], 4)} s a step "
+        f"instead of {plain(seconds[0], 4)} ({seconds[0] / seconds[1]:.2f} times as fast), and "
+        f"{memory[1] / 1e9:.1f} GB instead of {memory[0] / 1e9:.1f}.{gathers} Attention, head, "
+        "embeddings, master weights and the optimizer stay as they are. Casts are not modelled: "
+        f"{len(pairs)} published pairs of runs became {min(gains):.2f} to {max(gains):.2f} times "
+        "as fast. Layouts were searched in bf16.", 100)
+
+
+def domain_lines(wish, best, domains):
+    """Return a table of the experts' all-to-alls in the best layout, in NVLink domains of these
+    numbers of GPUs.
+    """
+    if not domains:
+        return []
+    rows = [expert_traffic(wish.model, best.plan, wish.machine, domain) for domain in domains]
+    lines = ["", f"Experts on {best.plan.ep} ranks in the best layout, if NVLink joins as many "
+             "GPUs as the first column says:", "",
+             "NVLink joins   rows that leave   GB by network   all-to-alls      step",
+             *(f"{row.domain:>12}{row.crossing:>18.0%}{plain(row.nbytes / 1e9):>16}"
+               f"{plain(row.seconds):>12} s{plain(row.step, 4):>8} s" for row in rows)]
+    lines += ["", *textwrap.wrap(
+        "Rows: of a plain all-to-all with even loads. GB: of a GPU in a step; a token goes only "
+        "once to each domain with some of its experts. All-to-alls: before anything hides them.",
+        100)]
+    if wish.machine.node > best.plan.ep and wish.machine.node % best.plan.ep:
+        lines += textwrap.wrap(
+            f"Use a multiple of {best.plan.ep} of a domain's {wish.machine.node} GPUs, or some "
+            "groups of experts lie in two domains.", 100)
+    return lines
 
 
 def command():
@@ -120,6 +165,10 @@ def command():
                         metavar="TOOL,TOOL", help="of " + ", ".join(TOOLS))
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw",
                         help="muon: what it changes in the best layout")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16",
+                        help="fp8: what it changes in the best layout")
+    parser.add_argument("--domains", type=comma_list(positive), default=(), metavar="GPUS,GPUS",
+                        help="the experts' all-to-alls if NVLink joins so many GPUs: 8,64")
     parser.add_argument("--sensitivity", action="store_true",
                         help="half and twice the GPUs, batch, sequence, links")
     parser.add_argument("--write", type=new_folder, metavar="FOLDER",

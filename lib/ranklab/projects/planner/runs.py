@@ -1,5 +1,7 @@
 """Compare the two formulas, the library's or a learner's, with published runs and with counts."""
 
+from ranklab.planner.domains import published_domains
+from ranklab.planner.fp8 import matmul_share, published_pairs
 from ranklab.planner.jobs import is_for_fit, jobs
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.model import Model
@@ -58,6 +60,42 @@ def rough_errors(seconds_of):
         lines.append(f"{source:20}{len(rows):6}{median_error(ratios):14.0%}"
                      f"{quantile(ratios, 0.5) - 1:+20.0%}{library:11.0%}")
     return "\n".join(lines)
+
+
+def fp8_gains(speedup):
+    """Return as text the gain of FP8 in each published pair of runs of one layout: Amdahl's law,
+    the planner's step_time, and what was published.
+
+    speedup  fp8_speedup, or a learner's
+    """
+    lines = [f"{'':42}{'share':>7}{'Amdahl':>8}{'planner':>9}{'published':>11}"]
+    for bf16, fp8 in (pairs := published_pairs()):
+        seconds = [step_time(bf16.model, job.plan, bf16.machine).total for job in (bf16, fp8)]
+        name = (f"{bf16.name}, {bf16.plan.sequence:,} tokens, {bf16.plan.gpus} "
+                f"{bf16.machine.family}")
+        share = matmul_share(bf16.model, bf16.plan, bf16.machine)
+        lines.append(f"{name:42}{share:7.0%}{speedup(bf16.model, bf16.plan, bf16.machine):8.2f}"
+                     f"{seconds[0] / seconds[1]:9.2f}{bf16.seconds / fp8.seconds:11.2f}"
+                     + f"  {fp8.plan.precision}" * (fp8.plan.precision != "fp8"))
+    over = sum(speedup(bf16.model, bf16.plan, bf16.machine) > bf16.seconds / fp8.seconds
+               for bf16, fp8 in pairs)
+    return "\n".join([*lines, f"Amdahl's law promises more than was published in {over} of "
+                      f"{len(pairs)} pairs."])
+
+
+def racks():
+    """Return as text what Megatron-Bridge publishes for DeepSeek-V3 on 256 GPUs, in nodes of 8 and
+    in racks of 72: layouts, and tokens per second of a GPU.
+    """
+    lines = [f"{'release':9}{'nodes of 8 (B200)':>26}{'tokens/s':>10}{'racks of 72 (GB200)':>28}"
+             f"{'tokens/s':>10}{'more':>7}"]
+    for release, *both in published_domains():
+        speeds = [job.plan.batch * job.plan.sequence / job.seconds / job.plan.gpus for job in both]
+        peaks = [job.machine.peak_flops for job in both]
+        words = [f"ep {job.plan.ep}, {job.plan.pp} stages" for job in both]
+        lines.append(f"{release:9}{words[0]:>26}{speeds[0]:10,.0f}{words[1]:>28}{speeds[1]:10,.0f}"
+                     f"{speeds[1] / speeds[0] - 1:7.0%}")
+    return "\n".join([*lines, f"The peak of a GB200 is {peaks[1] / peaks[0] - 1:.0%} higher."])
 
 
 def scores():
