@@ -111,8 +111,8 @@ def test_published_domains_are_the_same_model_and_gpus():
 def test_the_command_says_what_fp8_changes(capsys):
     dense = "--model llama-8b --gpus 16 --on h100-dgx --batch 32".split()
     text = " ".join(plan_text(capsys, *dense, "--precision", "fp8").split())
-    assert "FP8 for the products of the blocks, in the best layout: " in text
-    assert f"{len(published_pairs())} published pairs of runs" in text
+    assert "FP8 for the products of the blocks, " in text and "% of a step of the best" in text
+    assert f"In published pairs of runs ({len(published_pairs())}, each of one layout)" in text
     text = plan_text(capsys, "--model", "qwen3-30b-a3b", "--gpus", "64", "--on", "gb200-nvl72",
                      "--batch", "256", "--tool", "megatron", "--domains", "8,64",
                      "--precision", "fp8")

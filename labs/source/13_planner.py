@@ -430,9 +430,9 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 # #### `fp8_speedup`
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 8 lines
 #
-# A tensor core does twice as many FLOPs in FP8 as in bf16. Why is a step not twice as fast? FP8 is for the matrix products of the blocks, and they are a part of the step. In bf16 stay attention's core, the head, the embeddings and, unless you ask for more, all messages. The master weights, their gradients and the optimizer are in float32 as before.
+# A tensor core does twice as many FLOPs in FP8 as in bf16. Why is a step not twice as fast? FP8 is for the matrix products of the blocks, and they are only a part of the step. Attention's core, the head and the embeddings stay in bf16, and so do messages, unless the tool casts them first. Master weights and optimizer stay in float32.
 #
-# **Predict.** Three quarters of a step are the blocks' matrix products. Measured, not by the data sheet, FP8 makes them 1.86 times as fast. (The best published products are at 93% of twice bf16's.) How many times as fast is the step?
+# **Predict.** Three quarters of a step are the blocks' matrix products. FP8 makes them 1.86 times as fast: the best measured products of H100 and B200 reach, on average, 93% of twice bf16's rate. How many times as fast is the step?
 
 # %%
 check(planner_fp8_times=...)
@@ -442,12 +442,9 @@ check(planner_fp8_times=...)
 #
 # - `head_seconds(model, plan, machine)["products"]`: the head's products for one micro-batch, on the last of the `plan.pp` stages. A Step is about the average stage.
 # - `machine.rate(precision)`: FLOP/s of the best products in "bf16" or "fp8". `machine.fp8` is 0 if a GPU has no FP8.
-# - `plan.rerun_share`: the share of the layers whose forward runs twice.
+# - `plan.rerun_share`: the share of the layers whose whole forward runs twice. (It is 0 with recompute="operators", which repeats half of the products; leave that out.)
 
 # %%
-from ranklab.planner.step import head_seconds
-
-
 def fp8_speedup(model, plan, machine):
     """Return how many times as fast a step in bf16 is with FP8, by Amdahl's law.
 
@@ -480,7 +477,7 @@ plots.fp8([(matmul_share(pair.bf16.model, pair.bf16.plan, pair.bf16.machine), pa
             pair.bf16.name) for pair in published_pairs()], dgx.rate("fp8") / dgx.rate("bf16"))
 
 # %% [markdown]
-# All points are below the curve. Amdahl's law leaves out what FP8 adds: finding the scale of each tensor and casting it, in the forward and in the backward. It also leaves out that messages stay as long as they were, so shorter products hide fewer of them. With a scale for each row, an 8B on 64 GPUs even became slower. NVIDIA's guide says 1.2 to 1.5 times "typically", depending on the share of the linear layers (Megatron-Bridge, performance-guide.md, commit 0bc9334), and torchao says up to 1.25 for an 8B on 8 GPUs and up to 1.5 for a 405B on 512 (its docs on quantized training, 2026).
+# All points are below the curve. Amdahl's law leaves out what FP8 adds: each tensor needs a scale and a cast, in the forward and in the backward. It also leaves out that shorter products hide fewer messages. With a scale for each row, an 8B on 64 GPUs even became slower. NVIDIA's guide says 1.2 to 1.5 times "typically", depending on the share of the linear layers (Megatron-Bridge, performance-guide.md, commit 0bc9334), and torchao says up to 1.25 for an 8B on 8 GPUs and up to 1.5 for a 405B on 512 (its page on quantized training, March 2026).
 #
 # Messages can shrink as well. Weights that FSDP gathers may be cast before they are sent: torchtitan's `enable_fsdp_float8_all_gather`, Megatron's `--fp8-param-gather`. For which of these three plans does that matter?
 
@@ -499,11 +496,11 @@ for name, (size, each) in in_bf16.items():
           f"{change.memory[0] / 1e9:.0f} GB becomes {change.memory[1] / 1e9:.0f}")
 
 # %% [markdown]
-# Only the last plan waits for its weights. Memory hardly changes: the states stay the same, and only Megatron's plan keeps the inputs of products in one byte. `ranklab plan --precision fp8` prints this for the best layout.
+# It matters for the last plan, which waits for its weights. Memory hardly changes: the states stay the same, and only in Megatron's plan the inputs of products are kept in one byte (by Transformer Engine). `ranklab plan --precision fp8` prints all this for the best layout.
 #
 # #### 64 experts in a rack
 #
-# In a GB200 or GB300 NVL72 one NVLink domain joins 72 GPUs, where a DGX joins 8. That matters most for experts, because their all-to-all sends to all ranks.
+# In a GB200 or GB300 NVL72 one NVLink domain joins 72 GPUs, where a DGX joins 8. That matters most for experts, because each rank sends rows to all the others.
 #
 # **Predict.** 64 experts are on 64 GPUs, one each. Loads are even, so of 64 rows that a GPU sends each expert gets one, and one row stays on the GPU. The all-to-all is as fast as its slower link. Take 8 nodes of 8 B200s (NVLink 900 GB/s, a network card of 50 GB/s for each GPU), and one rack of GB200s (NVLink 900 GB/s). How many times as long does the all-to-all take in the nodes?
 
@@ -511,7 +508,7 @@ for name, (size, each) in in_bf16.items():
 check(planner_rack_times=...)
 
 # %% [markdown]
-# Real dispatchers do better on nodes: a token crosses the network once to each node with some of its 8 experts, and NVLink passes it on (DeepEP, lab 11). The planner counts it like that. Here is DeepSeek-V3, with 256 experts, on 256 GPUs, and the experts on 2 to 64 of them:
+# Real dispatchers do better on nodes: a token crosses the network once to each node with some of its 8 experts, and NVLink passes it on (DeepEP, lab 11). The planner counts it like that. Here is DeepSeek-V3, with 256 experts, on 256 GPUs, with the experts on 2 to 64 of them, if NVLink joins 8 of these GPUs or 64:
 
 # %%
 from ranklab.planner.domains import expert_traffic
@@ -534,13 +531,13 @@ for domain in (8, 64):
           f"all-to-alls {traffic.seconds:2.0f} s, step {traffic.step:.0f} s")
 
 # %% [markdown]
-# What do people do about it? NVIDIA publishes the same model on both kinds of machine, in each release of Megatron-Bridge:
+# What do people do about it? In these releases of Megatron-Bridge NVIDIA publishes the same model on both kinds of machine:
 
 # %% tags=["nbval-check-output"]
 print(project.racks())
 
 # %% [markdown]
-# On nodes of 8 its layouts mostly keep the experts inside a node, on 8 ranks, and pay with 16 pipeline stages, because then each rank holds eight times as many experts. In a rack the experts spread over 64 ranks. Its guide says two things about that (performance-guide.md, commit 0bc9334): keep expert ranks within an NVLink domain, and take only 64 of the 72 GPUs, so that no group lies in two racks. For serving there is the same idea under the name of *wide EP* (TensorRT-LLM). `ranklab plan --model deepseek-v3 --gpus 256 --on gb200-nvl72 --domains 8,64` prints the comparison for the best layout.
+# On nodes of 8 its layouts mostly keep the experts inside a node, on 8 ranks, and pay with 16 pipeline stages, because then each rank holds eight times as many experts. In a rack the experts spread over 64 ranks. Its guide says two things about that (performance-guide.md, commit 0bc9334): keep expert ranks within an NVLink domain, and take only 64 of the 72 GPUs, so that no group lies in two racks. For serving, NVIDIA calls the same idea *wide EP*: DeepSeek-R1's experts are on more than 8 GPUs, over the NVLink of several hosts (TensorRT-LLM, tech blog 4, commit 1d263f1). `ranklab plan --model deepseek-v3 --gpus 256 --on gb200-nvl72 --domains 8,64` prints the comparison for the best layout.
 
 # %% [markdown]
 # ## 5. The real thing

@@ -1,7 +1,8 @@
-"""What FP8 changes in a plan that was found in bf16: by Amdahl's law, by the planner, in public.
+"""What FP8 changes in a plan that was found in bf16: by Amdahl's law, by the planner's parts, and
+in published pairs of runs.
 
-FP8 is for the matrix products of the blocks. In bf16 stay attention's core, the head, embeddings
-and messages of activations; in float32 the master weights, their gradients and the optimizer.
+FP8 is for the matrix products of the blocks. Attention's core, the head, the embeddings and
+messages of activations stay in bf16; master weights and the optimizer stay in float32.
 """
 
 from dataclasses import replace
@@ -64,10 +65,9 @@ def fp8_change(model, plan, machine, constants=CONSTANTS):
     """Compute the Fp8Change of a plan in bf16, by the planner's own parts.
 
     Unlike Amdahl's law it knows that shorter products hide fewer messages, that small products are
-    bound by memory, and the fitted rates of FP8. Transformer Engine keeps inputs of FP8 products in
-    one byte (Megatron's plans); torch.compile recomputes them (torchtitan's).
-    Not modelled: time to compute scales and to cast; FP8 copies of weights; messages of activations
-    in FP8.
+    bound by memory, and the fitted rates of FP8, which include scales and casts. Transformer Engine
+    keeps inputs of FP8 products in one byte (Megatron's plans).
+    Not modelled: FP8 copies of weights; messages of activations in FP8.
     Raises: ValueError if the plan is not in bf16, or if the machine has no FP8.
     """
     fp8_speedup(model, plan, machine)  # refuses
