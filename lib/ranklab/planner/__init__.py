@@ -16,8 +16,6 @@ From top to bottom; each file reads only those above it:
     cost.py, scaling.py  cost_per_token, scaling_curve: dollars, and the gain from more GPUs
     why.py        where a step's time goes, and the assumptions behind it
     muon.py       what Muon changes in a plan that was found with AdamW
-    fp8.py        what FP8 changes in a plan that was found in bf16, and published pairs of runs
-    domains.py    the all-to-all of experts in one NVLink domain of 72 GPUs, and in nodes of 8
 
 Those are the core. Then:
     catalog.py    models and nodes by name
@@ -28,6 +26,8 @@ Those are the core. Then:
     failures.py, mixed.py  the time lost to failures; clusters with several kinds of GPUs
     published/    published measurements, and the loader that reads them
     jobs.py, sources.py  a published run as a Model, a Machine and a Plan
+    fp8.py        what FP8 changes in a plan that was found in bf16; published pairs of runs
+    domains.py    experts' all-to-alls in an NVLink domain of 72 GPUs, and in nodes of 8
     score.py, fit.py  errors on files of runs and on runs like a plan; the fit of the constants
     rough.py      rough_step_seconds: a rule of five lines, and its errors on the same runs
 """
