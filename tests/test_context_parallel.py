@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from ranklab import context_parallel as cp, device, launch
+from ranklab.baseline import checkpointed
 from ranklab.basics.targets import IGNORE
 from ranklab.context_parallel.seconds import layer_seconds
 from ranklab.context_parallel.shard import begins_in, begins_of, contiguous_shard
@@ -14,7 +15,9 @@ from ranklab.data.text import Text
 from ranklab.mesh import build_mesh
 from ranklab.meter import SavedActivations, Traffic
 from ranklab.models.gpt import GPT, GPTConfig
-from ranklab.peers.deepspeed_ulysses import deepspeed_ulysses
+from ranklab.peers.deepspeed_ulysses import (
+    deepspeed_tiled_loss, deepspeed_tiled_mlp, deepspeed_ulysses,
+)
 from ranklab.peers.llama import context_llama
 from ranklab.trainer.text import TextTrainer, TrainConfig
 
@@ -213,3 +216,90 @@ def test_transformers_llama_has_the_gradients_of_one_process():
     for whole, shared in launch(_llama, ids, ranks=3, timeout=100):
         for a, b in zip(whole, shared):
             torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-4)
+
+
+def loss_and_gradients(way, reduction=(), factor=1, dtype=torch.float32):
+    """(loss, [gradients of hidden and weight]) of 2 x 21 tokens in tiles of 8, the last of 2."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(shape, device=device(), dtype=dtype, requires_grad=True)
+                      for shape in ((2, 21, 16), (50, 16)))
+    targets = torch.randint(50, (2, 21), device=device())
+    targets[0, 3:9] = IGNORE
+    loss = way(hidden, weight, targets, 8, *reduction)
+    (loss * factor).backward()
+    return loss.item(), [hidden.grad, weight.grad]
+
+
+def whole_loss(hidden, weight, targets, tile, reduction="mean"):
+    return F.cross_entropy((hidden @ weight.T).flatten(0, 1).float(), targets.flatten(),
+                           ignore_index=IGNORE, reduction=reduction)
+
+
+@pytest.mark.parametrize("reduction", [(), ("sum",)])
+@pytest.mark.parametrize("factor", [1, 1 / 4])
+def test_a_tiled_loss_is_the_whole_one_and_so_are_its_gradients(reduction, factor):
+    loss, gradients = loss_and_gradients(cp.tiled_logits_loss, reduction, factor)
+    whole, right = loss_and_gradients(whole_loss, reduction, factor)
+    assert loss == pytest.approx(whole, rel=1e-6)
+    for one, other in zip(gradients, right):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_tiled_loss_in_bfloat16_has_the_types_of_the_whole_one():
+    loss, gradients = loss_and_gradients(cp.tiled_logits_loss, dtype=torch.bfloat16)
+    whole, right = loss_and_gradients(whole_loss, dtype=torch.bfloat16)
+    assert loss == pytest.approx(whole, rel=1e-3)
+    for one, other in zip(gradients, right):
+        torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-2)
+
+
+def test_bad_arguments_of_a_tiled_loss_are_a_sentence():
+    x, y = torch.zeros(1, 2, 3), torch.zeros(1, 2, dtype=torch.long)
+    for keywords, says in (({"tile": 0}, "tile=0 must be at least 1 token"),
+                           ({"tile": 1, "reduction": "none"}, "'mean' or 'sum'")):
+        with pytest.raises(ValueError, match=says):
+            cp.tiled_logits_loss(x, x[0], y, **keywords)
+
+
+def test_deepspeeds_tiled_loss_has_the_same_values_but_its_weight_ignores_what_follows():
+    for factor in (1, 1 / 4):
+        loss, (of_hidden, of_weight) = loss_and_gradients(deepspeed_tiled_loss, factor=factor)
+        own_loss, (of_own_hidden, of_own_weight) = loss_and_gradients(cp.tiled_logits_loss,
+                                                                      factor=factor)
+        assert loss == pytest.approx(own_loss, rel=1e-6)
+        torch.testing.assert_close(of_hidden, of_own_hidden)
+        torch.testing.assert_close(of_weight * factor, of_own_weight)
+
+
+class SwiGLU(torch.nn.Module):
+    def __init__(self, C=16, width=64):
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(C, width, bias=False) for _ in range(2))
+        self.down = torch.nn.Linear(width, C, bias=False)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def test_the_formula_of_an_mlp_counts_what_is_saved():
+    mlp, x = SwiGLU(), torch.randn(1, 24, 16, requires_grad=True)
+    with SavedActivations(mlp) as saved:
+        mlp(x)
+    assert saved.bytes == cp.mlp_memory(24, 64, element=4) + x.nbytes
+    assert cp.mlp_memory(24, 64, tile=5) == cp.mlp_memory(5, 64)
+    assert cp.logits_memory(24, 10, tile=5) == 2 * 5 * 10 * 4
+    assert cp.logits_memory(24, 10, tile=50) == cp.logits_memory(24, 10)
+
+
+def test_checkpointed_tiles_of_an_mlp_are_deepspeeds_tiles():
+    def in_tiles(mlp, x, tile):
+        return torch.cat([checkpointed(mlp, part) for part in x.split(tile, dim=1)], dim=1)
+
+    found = []
+    for way in (in_tiles, deepspeed_tiled_mlp):
+        torch.manual_seed(0)
+        mlp, x = SwiGLU().to(device()), torch.randn(1, 24, 16, device=device(), requires_grad=True)
+        way(mlp, x, 8).square().sum().backward()
+        found.append([x.grad, *(p.grad for p in mlp.parameters())])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 10 Context parallelism: split the sequence
 #
-# > 150 minutes, 30 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 55 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -365,6 +365,162 @@ def shard_documents(lengths, ranks):
 
 # %%
 shard_documents = check(shard_documents)
+
+# %% [markdown]
+# #### `tiled_logits_loss`
+# > difficulty 4/5 · importance 4/5 · 25 minutes · about 25 lines
+#
+# "Out of memory at 128K tokens, and it is not attention." Flash attention grows only with the length of the sequence now, but so does everything else, and some of it is wider. The loss needs a logit for each token and each word of the vocabulary, usually in float32.
+#
+# **Predict.** All Llama 3 models have a vocabulary of 128,256. How many GB are the logits of 131,072 tokens in float32?
+
+# %%
+check(cp_logits_gb=...)
+
+# %% [markdown]
+# A loss looks at one token at a time, and so does an MLP. So neither needs the whole sequence at once: Arctic Long Sequence Training (ALST, Bekman et al. 2025, arXiv 2506.13996) computes both in tiles. Here is one rank with Llama 3 8B, checkpointed. Each layer keeps its input, one layer at a time is computed again, and the logits have a gradient of the same size. The tiles are as large as ALST's: 2,048 tokens make about 1 GB of logits, and the MLP takes as many tokens as the model is wide.
+
+# %% tags=["nbval-check-output"]
+lengths = [2**n for n in range(12, 21)]
+whole = {"inputs of 32 layers": [32 * n * 4096 * 2 for n in lengths],
+         "attention of a layer": [attention_memory(n, **llama) for n in lengths],
+         "MLP of a layer": [cp.mlp_memory(n, 14336) for n in lengths],
+         "logits": [cp.logits_memory(n, 128256) for n in lengths]}
+tiled = {"MLP of a layer": [cp.mlp_memory(n, 14336, tile=4096) for n in lengths],
+         "logits": [cp.logits_memory(n, 128256, tile=2048) for n in lengths]}
+rows = whole | {f"{name}, in tiles": values for name, values in tiled.items()}
+columns = [lengths.index(1024 * n) for n in (4, 16, 64, 128, 256, 1024)]
+print(f"{'GB':24}", *(f"{f'{lengths[i] // 1024}K':>8}" for i in columns))
+for name, values in rows.items():
+    print(f"{name:24}", *(f"{values[i] / 1e9:8.1f}" for i in columns))
+
+# %%
+plots.held_by_length(lengths, whole, tiled, at=131_072, budget=80e9)
+
+# %% [markdown]
+# The logits are counted with their gradient. Look at the dotted lines: in tiles, logits and MLP stop growing. What still grows is the inputs of the layers, which ALST moves to the CPU, and attention, which is divided over ranks as in this lab.
+#
+# Checkpointing each tile would free its logits, but computes all of them twice. There is a better way, because the loss is **one number**. Its backward only multiplies gradients by a factor. So forward can compute a tile's part of both gradients right after its loss, while its logits still exist.
+#
+# | given | |
+# |---|---|
+# | `torch.autograd.Function` | `forward(ctx, ...)`, in which autograd is off, and `backward(ctx, grad_loss)`; `ctx.save_for_backward(...)` also takes None |
+# | `F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum")` | the sum of the losses |
+# | the gradient of that sum by the logits | softmax(logits), minus 1 at the target; a row of zeros where the target is IGNORE |
+#
+# **Your target:** at most four tiles of logits at the peak, and each logit computed once.
+
+# %%
+from ranklab.data import IGNORE
+
+
+def tiled_logits_loss(hidden, weight, targets, tile, reduction="mean"):
+    """Return the cross-entropy of the logits hidden @ weight.T, made for `tile` tokens at a time.
+
+    Targets equal to IGNORE do not count. Logits are computed in the dtype of hidden and weight;
+    softmax, loss and the sum of the weight's gradient are float32, the gradients as hidden and
+    weight. The arguments are not modified, and hidden may be a view.
+    reduction: "mean" over the targets that count, or "sum"
+    Shape: hidden (B, T, C), weight (V, C), targets (B, T); the last tile may be shorter.
+    Returns: the loss, float32. Its backward gives the gradients of hidden and weight.
+    Raises: ValueError if `tile` is less than 1, or for another reduction.
+    Memory: at most four tiles of float32 logits, and twice the gradients of hidden and weight.
+    Cost: 2 B T V C FLOPs for the logits, and as many for each gradient that is needed: none of a
+        frozen tensor, and none under torch.no_grad().
+    """
+    raise NotImplementedError("exercise tiled_logits_loss: about 25 lines")
+
+
+# %%
+tiled_logits_loss = check(tiled_logits_loss)
+
+# %% [markdown]
+# Now four ways to the same loss: all logits at once, checkpointed tiles (`loss_chunks` of lab 01), yours, and DeepSpeed's `TiledFusedLogitsLoss`. We count the peak, without hidden and weight themselves, and the matrix products of the size B T V C. A plain step has three: the logits, and two gradients.
+
+# %%
+from torch import nn
+
+from ranklab.meter import MemoryPeak
+from ranklab.models import cross_entropy
+from ranklab.peers.deepspeed_ulysses import deepspeed_tiled_loss, deepspeed_tiled_mlp
+
+
+def checkpointed_tiles(hidden, weight, targets, tile):
+    return cross_entropy(lambda x: F.linear(x, weight).float(), hidden, targets,
+                         chunks=targets.numel() // tile)
+
+
+def all_at_once(hidden, weight, targets, tile):
+    return cross_entropy(lambda x: F.linear(x, weight).float(), hidden, targets)
+
+
+def loss_costs(loss_of, factor=1, tokens=1024, C=32, V=4096, tile=64):
+    torch.manual_seed(0)
+    head = nn.ParameterDict({"hidden": torch.randn(1, tokens, C), "weight": torch.randn(V, C)})
+    head.to(device())
+    targets = torch.randint(V, (1, tokens), device=device())
+    with FlopCounterMode(display=False) as flops, MemoryPeak(head) as memory:
+        loss = loss_of(head["hidden"], head["weight"], targets, tile)
+        (loss * factor).backward()
+    return (loss.item(), head["hidden"].grad.norm().item(), head["weight"].grad.norm().item(),
+            memory.peak_bytes - memory.points[0].total,
+            flops.get_total_flops() / (2 * tokens * V * C))
+
+
+# %% tags=["nbval-check-output"]
+ways = {"all at once": all_at_once, "checkpointed tiles": checkpointed_tiles,
+        "yours": tiled_logits_loss, "DeepSpeed": deepspeed_tiled_loss}
+print("                      loss   |dhidden|  |dweight|   peak MB  products")
+for name, way in ways.items():
+    loss, of_hidden, of_weight, peak, products = loss_costs(way)
+    print(f"{name:18} {loss:7.3f} {of_hidden:11.4f} {of_weight:10.4f} {peak / 1e6:9.1f} "
+          f"{products:9.1f}")
+
+# %% [markdown]
+# Backward must multiply **both** gradients. With gradient accumulation the loss is divided by the number of micro-batches:
+
+# %% tags=["nbval-check-output"]
+for name, way in ways.items():
+    _, of_hidden, of_weight, *_ = loss_costs(way, factor=1 / 4)
+    print(f"{name:18} |dhidden| {of_hidden:.4f}, |dweight| {of_weight:.4f}")
+
+# %% [markdown]
+# DeepSpeed (0.19.8) adds to the weight's `.grad` in forward, as if nothing came after the loss. Its backward multiplies the gradient of hidden alone. So whatever divides the loss, the number of targets too, belongs into the function that it calls for each tile. Fused losses are easily wrong here, and the loss does not show it (fla-org/flash-linear-attention#963, linkedin/Liger-Kernel#1298).
+#
+# An MLP returns as many numbers as it takes, so forward does not know their gradients. It has to be computed again, tile by tile, and lab 01's `checkpointed` does that:
+
+# %%
+from ranklab.baseline import checkpointed
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, C=32, width=1024):
+        super().__init__()
+        self.gate, self.up = nn.Linear(C, width), nn.Linear(C, width)
+        self.down = nn.Linear(width, C)
+
+    def forward(self, x):
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def tiled_mlp(mlp, x, tile):
+    return torch.cat([checkpointed(mlp, part) for part in x.split(tile, dim=1)], dim=1)
+
+
+def mlp_costs(way, tokens=1024, tile=64):
+    torch.manual_seed(0)
+    mlp = SwiGLU().to(device())
+    x = torch.randn(1, tokens, 32, device=device(), requires_grad=True)
+    with MemoryPeak(mlp) as memory:
+        way(mlp, x, tile).square().mean().backward()
+    return x.grad.norm().item(), mlp.up.weight.grad.norm().item(), memory.peak.activations
+
+
+# %% tags=["nbval-check-output"]
+for name, way in {"all at once": lambda mlp, x, tile: mlp(x), "checkpointed": tiled_mlp,
+                  "DeepSpeed": deepspeed_tiled_mlp}.items():
+    of_x, of_up, peak = mlp_costs(way)
+    print(f"{name:12} |dx| {of_x:.6f}, |dup| {of_up:.6f}, peak {peak / 1e6:.1f} MB of activations")
 
 # %% [markdown]
 # ## 5. The real thing

@@ -6,6 +6,7 @@
 
 Those three are the idea. Then:
     shard.py      zigzag_shard, shard_documents: which rank has which tokens
+    tiled.py      tiled_logits_loss: the loss of a long sequence, without all its logits at once
     seconds.py    layer_seconds of both kinds; formulas/context_parallel.py has their bytes
     training.py   ContextParallel: the training loop's view
 
@@ -23,6 +24,7 @@ from ranklab.context_parallel.seconds import layer_seconds
 from ranklab.context_parallel.shard import (
     begins_of, contiguous_shard, refuse_uneven, shard_documents, zigzag_shard,
 )
+from ranklab.context_parallel.tiled import logits_memory, mlp_memory, tiled_logits_loss
 from ranklab.context_parallel.training import ContextParallel, TokenShard
 from ranklab.context_parallel.ulysses import Trade, ulysses_attention
 from ranklab.formulas.context_parallel import attention_memory, ring_bytes, ulysses_bytes
@@ -30,7 +32,7 @@ from ranklab.formulas.context_parallel import attention_memory, ring_bytes, ulys
 __all__ = [
     "ContextParallel", "Hop", "TokenShard", "Trade", "attention_memory", "begins_of",
     "block_attention", "block_gradients", "causal_blocks", "context_attention", "contiguous_shard",
-    "layer_seconds", "online_softmax_merge", "refuse_uneven", "ring_attention",
-    "ring_attention_backward", "ring_bytes", "shard_documents", "ulysses_attention",
-    "ulysses_bytes", "zigzag_shard",
+    "layer_seconds", "logits_memory", "mlp_memory", "online_softmax_merge", "refuse_uneven",
+    "ring_attention", "ring_attention_backward", "ring_bytes", "shard_documents",
+    "tiled_logits_loss", "ulysses_attention", "ulysses_bytes", "zigzag_shard",
 ]

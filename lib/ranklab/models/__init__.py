@@ -7,6 +7,9 @@
 """
 
 from ranklab.models.cnn import CNN, CNNConfig
-from ranklab.models.gpt import GPT, MLP, Attention, Block, GPTConfig, count_parameters
+from ranklab.models.gpt import (
+    GPT, MLP, Attention, Block, GPTConfig, count_parameters, cross_entropy,
+)
 
-__all__ = ["Attention", "Block", "CNN", "CNNConfig", "GPT", "GPTConfig", "MLP", "count_parameters"]
+__all__ = ["Attention", "Block", "CNN", "CNNConfig", "GPT", "GPTConfig", "MLP", "count_parameters",
+           "cross_entropy"]

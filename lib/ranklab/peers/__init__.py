@@ -9,7 +9,7 @@
     megatron.py                    two linears with Megatron-core; a layout as Megatron-LM options
     llama.py                       transformers' Llama with our tensor and context parallelism
     torch_pipelining.py    lab 09  a step with torch.distributed.pipelining
-    deepspeed_ulysses.py   lab 10  ulysses_attention with DeepSpeed
+    deepspeed_ulysses.py   lab 10  ulysses_attention, tiled loss and MLP with DeepSpeed
     experts.py             lab 11  transformers' mixtures of experts on our ranks; DeepSpeed's MoE
     torch_hybrid.py        lab 12  DTensor, fully_shard or replicate, and pipelining on one mesh
     deepspeed_pipeline.py          DeepSpeed's PipelineModule with ZeRO-1

@@ -79,6 +79,36 @@ def by_length(lengths, nbytes, budget=None, title=None):
 
 
 @styled
+def held_by_length(lengths, whole, tiled, at, budget=None, title=None):
+    """Draw the bytes that a rank holds by sequence length, for all tokens at once and in tiles.
+
+    The title compares them at the length `at`.
+    whole, tiled: {name: [bytes]}; what is in tiles has the colour of the same name in `whole`
+    budget: the bytes of a GPU
+    """
+    fig, ax = figure(7.4, 3.6)
+    if title is None:
+        held = {name: values[lengths.index(at)] for name, values in whole.items()}
+        largest = max(held, key=held.get)
+        than = "everything else" if 2 * held[largest] > sum(held.values()) else "each of the others"
+        title = f"At {at // 1024}K tokens the {largest} are larger than {than}"
+    for index, (name, values) in enumerate(whole.items()):
+        line(ax, lengths, values, index, name, linestyle="-")
+        if name in tiled:
+            line(ax, lengths, tiled[name], index, f"{name}, in tiles", linestyle=":")
+    if budget:
+        ax.axhline(budget, color=INK, lw=1)
+        ax.text(lengths[0], budget * 1.15, "memory of one GPU", fontsize=9)
+    ax.set(xscale="log", yscale="log", title=title, xlabel="tokens on a rank",
+           ylabel="bytes held on the rank")
+    ax.set_xticks(lengths, [f"{n // 1024}K" if n < 2**20 else f"{n // 2**20}M" for n in lengths])
+    ax.minorticks_off()
+    bytes_axis(ax.yaxis)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
 def by_ranks(ranks, seconds, title=None):
     """Draw the time of one layer's attention by number of ranks.
 

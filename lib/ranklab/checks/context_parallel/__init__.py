@@ -5,10 +5,11 @@ from ranklab.checks.context_parallel.merge import MERGE
 from ranklab.checks.context_parallel.predictions import PREDICTIONS
 from ranklab.checks.context_parallel.ring import BACKWARD, FORWARD
 from ranklab.checks.context_parallel.shards import DOCUMENTS, ZIGZAG
+from ranklab.checks.context_parallel.tiled import TILED
 from ranklab.checks.context_parallel.ulysses import ULYSSES
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
 EXERCISES = (
-    MEMORY, MERGE, FORWARD, BACKWARD, ZIGZAG, ULYSSES, DOCUMENTS,
+    MEMORY, MERGE, FORWARD, BACKWARD, ZIGZAG, ULYSSES, DOCUMENTS, TILED,
 )

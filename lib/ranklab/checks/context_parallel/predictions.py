@@ -1,6 +1,7 @@
 """The numbers that a learner of lab 10 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
+from ranklab.context_parallel.tiled import logits_memory
 from ranklab.formulas.context_parallel import attention_memory, ring_bytes, ulysses_bytes
 
 LLAMA = dict(n_head=32, n_kv_head=8, head_size=128)  # Llama 3 8B
@@ -9,6 +10,7 @@ SCORES = LLAMA["n_head"] * LONG**2 * 2
 KEPT = attention_memory(LONG, **LLAMA, ranks=8)
 RING = ring_bytes(LONG, 8, 128, 8, backward=False)
 ULYSSES = ulysses_bytes(LONG, **LLAMA, ranks=8, backward=False)
+LOGITS = logits_memory(LONG, 128256) / 2  # without their gradient
 
 PREDICTIONS = (
     Prediction(
@@ -56,5 +58,15 @@ PREDICTIONS = (
                   ULYSSES * 128 / 80e6: "k and v have 8 heads, not 32",
                   8 * ULYSSES / 1e6: "a rank has 1/8 of the tokens"},
         why="7/8 of q, k, v and the result. With more ranks it shrinks; the ring's does not.",
+    ),
+    Prediction(
+        "cp_logits_gb", solution="131072 * 128256 * 4 / 1e9", unit="GB",
+        answer=lambda: LOGITS / 1e9,
+        hint="Each token has a logit for each word of the vocabulary.",
+        mistakes={LOGITS / 2e9: "float32 has 4 bytes, not 2",
+                  2 * LOGITS / 1e9: "that is with their gradient, which is as large",
+                  LOGITS / 8e9: "that is the share of one of 8 ranks",
+                  LOGITS / 2**30: "those are GiB; GB are 10^9 bytes here"},
+        why="131,072 tokens, 128,256 words, 4 bytes. Their gradient is as large.",
     ),
 )
