@@ -370,7 +370,7 @@ shard_documents = check(shard_documents)
 # #### `tiled_logits_loss`
 # > difficulty 4/5 · importance 4/5 · 25 minutes · about 25 lines
 #
-# "Out of memory at 128K tokens, and it is not attention." Flash attention grows only with the length of the sequence now, but so does everything else, and some of it is wider. The loss needs a logit for each token and each word of the vocabulary, usually in float32.
+# "Out of memory at 128K tokens, and it is not attention." With flash attention, memory grows only in proportion to the tokens. But so does everything else, and some of it is wider. The loss needs a logit for each token and each word of the vocabulary, usually in float32.
 #
 # **Predict.** All Llama 3 models have a vocabulary of 128,256. How many GB are the logits of 131,072 tokens in float32?
 
@@ -418,8 +418,8 @@ def tiled_logits_loss(hidden, weight, targets, tile, reduction="mean"):
     """Return the cross-entropy of the logits hidden @ weight.T, made for `tile` tokens at a time.
 
     Targets equal to IGNORE do not count. Logits are computed in the dtype of hidden and weight;
-    softmax, loss and the sum of the weight's gradient are float32, the gradients as hidden and
-    weight. The arguments are not modified, and hidden may be a view.
+    softmax, loss and the sum of the weight's gradient are float32. The gradients have the dtype of
+    hidden and weight. The arguments are not modified, and hidden may be a view.
     reduction: "mean" over the targets that count, or "sum"
     Shape: hidden (B, T, C), weight (V, C), targets (B, T); the last tile may be shorter.
     Returns: the loss, float32. Its backward gives the gradients of hidden and weight.
@@ -485,7 +485,7 @@ for name, way in ways.items():
     print(f"{name:18} |dhidden| {of_hidden:.4f}, |dweight| {of_weight:.4f}")
 
 # %% [markdown]
-# DeepSpeed (0.19.8) adds to the weight's `.grad` in forward, as if nothing came after the loss. Its backward multiplies the gradient of hidden alone. So whatever divides the loss, the number of targets too, belongs into the function that it calls for each tile. Fused losses are easily wrong here, and the loss does not show it (fla-org/flash-linear-attention#963, linkedin/Liger-Kernel#1298).
+# DeepSpeed (0.19.8) adds to the weight's `.grad` in forward, as if nothing came after the loss. Its backward multiplies the gradient of hidden alone. So every division of the loss, also by the number of targets, belongs in the function that it calls for each tile. The loss itself does not show such a mistake, and other fused losses have made it (fla-org/flash-linear-attention#963, linkedin/Liger-Kernel#1298).
 #
 # An MLP returns as many numbers as it takes, so forward does not know their gradients. It has to be computed again, tile by tile, and lab 01's `checkpointed` does that:
 
@@ -672,7 +672,7 @@ questions("10_context_parallel")
 # - **Kernels.** `block_attention` is written to be read: it makes the block's scores, (T/R, T/R) for each head. FlashAttention's kernels never make them, and they also return `lse`, which is all that a ring needs.
 # - **Ring or all-gather.** Llama 3 first gathered all keys and values, and then computed. With grouped queries they are small compared with the queries, masks of documents are easier, and the gather takes little time next to attention, which grows with the square (arXiv 2407.21783, section 3.3.2). Llama 3 also cut in zigzag.
 # - **Both.** Ulysses inside a node, a ring between nodes: `TokenShard(ring=..., ulysses=...)` here, `a2a+p2p` in Megatron.
-# - **Out of memory, but not because of attention.** Take Llama 3 70B with 131,072 tokens and cp 8, so 16,384 tokens on a rank. Attention keeps 0.6 GB a layer. But while a checkpointed layer is computed again, the three wide tensors of its MLP (gate, up, product) are 2.8 GB. The inputs of all 80 layers are 21.5 GB. The logits are 8.4 GB in float32, and so is their gradient. The MLP and the loss look at one token at a time, so they can be computed in pieces of the sequence, one after the other. DeepSpeed has `TiledMLP` and `TiledFusedLogitsLoss` for that, and Arctic Long Sequence Training (ALST, arXiv 2506.13996) adds them to Ulysses and moves the layers' inputs to the CPU. The Trainer of transformers (5.23) takes DeepSpeed's Ulysses by `ParallelismConfig(sp_size=8, sp_backend="deepspeed")`, but not the tiles: the docstring of `TiledMLP` shows how to patch a model, and a comment in its backward says that DDP and FSDP need more. `use_liger_kernel=True` is another way to a loss without logits. Tensor parallelism divides the logits as well (lab 08).
+# - **Out of memory, but not because of attention.** `tiled_logits_loss`, under Further, has the numbers. ALST adds tiles to Ulysses, and moves the layers' inputs to the CPU. The Trainer of transformers (5.23) takes DeepSpeed's Ulysses by `ParallelismConfig(sp_size=8, sp_backend="deepspeed")`, but not the tiles: the docstring of `TiledMLP` shows how to patch a model, and a comment in its backward says that DDP and FSDP need more. `use_liger_kernel=True` is another way to a loss without logits; Liger adds up the weight's gradient in the weight's dtype unless `accum_dtype` names another. Tensor parallelism divides the logits as well (lab 08).
 # - **Packed documents.** Fast kernels take the documents' borders, `cu_seqlens`, instead of a mask: flash-attn's varlen functions, torch's `varlen_attn`, the `thd` format of Transformer Engine. With cp, Transformer Engine cuts each document in zigzag, so each must be padded to a multiple of 2 R tokens. And a short document pays for messages that it does not need. So Megatron-LM has `--hybrid-context-parallel`: a document gets as many ranks as `--max-seqlen-per-dp-cp-rank` demands, rounded up to a power of two (but not together with pipeline stages). It is not the `a2a+p2p` that an older page of Megatron-Bridge called "hybrid".
 # - **The other axes.** Context ranks hold the same weights, so gradients are summed over them as over data ranks, and ZeRO or FSDP shard over both. `ranklab compare --layouts 1x1x1,cp=4 2x1x1,cp=2 1x2x1,cp=2` shows cp together with the axes of lab 12. The sequence parallelism of lab 08 is something else: it divides tokens between the matrices, and gathers them before each.
 #

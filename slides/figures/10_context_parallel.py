@@ -1,6 +1,7 @@
 """The figures of the deck 10_context_parallel.md."""
 from ranklab.context_parallel.seconds import layer_seconds
 from ranklab.context_parallel.shard import contiguous_shard, zigzag_shard
+from ranklab.context_parallel.tiled import logits_memory, mlp_memory
 from ranklab.formulas.context_parallel import attention_memory
 from ranklab.plots import context_parallel as plots
 
@@ -22,6 +23,17 @@ def length():
         "flash": [attention_memory(n, **LLAMA) for n in lengths],
         "flash, 8 ranks": [attention_memory(n, **LLAMA, ranks=8) for n in lengths],
     }, budget=80e9, title=""), 6.6, 2.9
+
+
+def tiles():
+    lengths = [2**n for n in range(12, 21)]
+    whole = {"inputs of 32 layers": [32 * n * 4096 * 2 for n in lengths],
+             "attention of a layer": [attention_memory(n, **LLAMA) for n in lengths],
+             "MLP of a layer": [mlp_memory(n, 14336) for n in lengths],
+             "logits": [logits_memory(n, 128256) for n in lengths]}
+    tiled = {"MLP of a layer": [mlp_memory(n, 14336, tile=4096) for n in lengths],
+             "logits": [logits_memory(n, 128256, tile=2048) for n in lengths]}
+    return plots.held_by_length(lengths, whole, tiled, at=131_072, budget=80e9), 7.4, 3.0
 
 
 def ranks():

@@ -3,7 +3,9 @@
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as autograd_collectives
+import torch.nn.functional as F
 
+from ranklab.basics.targets import IGNORE
 from ranklab.context_parallel import block_attention, block_gradients
 from ranklab.context_parallel.ring import Hop
 from ranklab.context_parallel.ulysses import Trade
@@ -124,3 +126,90 @@ def ulysses_attention__one_trade(q, k, v, attend, group=None):
     mine = [torch.cat([x.chunk(R, 1)[r] for x in (q, k, v)], 1) for r in range(R)]
     q, k, v = Trade.apply(torch.cat(mine, 1), 1, 2, group).split(heads, 1)
     return Trade.apply(attend(q, k, v), 2, 1, group)
+
+
+def tiled_logits_loss__autograd_in_each_tile(hidden, weight, targets, tile, reduction="mean"):
+    if tile <= 0 or reduction not in {"mean", "sum"}:
+        raise ValueError(f"tile={tile}, reduction={reduction}")
+    y, is_on = targets.reshape(-1), torch.is_grad_enabled()
+    scale = 1 / (y != IGNORE).sum() if reduction == "mean" else torch.ones(())
+
+    class Tiles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            of = [each and is_on for each in ctx.needs_input_grad[:2]]
+            sums = [torch.zeros(each.shape, device=each.device) for each, needs in zip((x, w), of)
+                    if needs]
+            total = 0
+            for start in range(0, len(y), tile):
+                leaves = [x[start : start + tile].detach(), w.detach()]
+                for leaf, needs in zip(leaves, of):
+                    leaf.requires_grad_(needs)
+                with torch.set_grad_enabled(any(of)):
+                    logits = (leaves[0] @ leaves[1].T).float()
+                    loss = F.cross_entropy(logits, y[start : start + tile], reduction="sum",
+                                           ignore_index=IGNORE)
+                del logits
+                if any(of):
+                    grads = torch.autograd.grad(
+                        loss, [leaf for leaf, needs in zip(leaves, of) if needs], scale)
+                    if of[0]:
+                        sums[0][start : start + tile] = grads[0]
+                    if of[1]:
+                        sums[-1] += grads[-1]
+                total = total + loss.detach()
+            ctx.save_for_backward(sums[0] if of[0] else None, sums[-1] if of[1] else None)
+            return total * scale
+
+        @staticmethod
+        def backward(ctx, factor):
+            grads = ctx.saved_tensors
+            for grad in grads:
+                if grad is not None:
+                    grad.mul_(factor)
+            return grads
+
+    return Tiles.apply(hidden.reshape(-1, hidden.shape[-1]), weight)
+
+
+def tiled_logits_loss__only_what_counts(hidden, weight, targets, tile, reduction="mean"):
+    """Tokens without a target are left out before anything is multiplied."""
+    if tile < 1:
+        raise ValueError("tile")
+    if reduction == "mean":
+        share = 1 / targets.ne(IGNORE).sum()
+    elif reduction == "sum":
+        share = 1.0
+    else:
+        raise ValueError("reduction")
+    trains = torch.is_grad_enabled()
+    return _OfTokens.apply(hidden[targets != IGNORE], weight, targets[targets != IGNORE], tile,
+                           share, trains)
+
+
+class _OfTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, y, tile, share, trains):
+        grads = [torch.zeros(each.shape, dtype=torch.float32, device=each.device)
+                 if trains and needs else None
+                 for each, needs in zip((x, w), ctx.needs_input_grad)]
+        loss = torch.zeros((), device=x.device)
+        for rows in torch.arange(len(y), device=x.device).split(tile):
+            logits = (x[rows] @ w.T).float()
+            lse, at = logits.logsumexp(-1, keepdim=True), y[rows, None]
+            loss += share * (lse - logits.gather(1, at)).sum()
+            logits.sub_(lse).exp_().scatter_add_(1, at, -torch.ones_like(lse)).mul_(share)
+            logits = logits.to(x.dtype)
+            if grads[0] is not None:
+                grads[0].index_copy_(0, rows, (logits @ w).float())
+            if grads[1] is not None:
+                grads[1].add_(logits.T @ x[rows])
+        ctx.save_for_backward(*(each if each is None else each.to(like.dtype)
+                                for each, like in zip(grads, (x, w))))
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad):
+        of_x, of_w = ctx.saved_tensors
+        return (None if of_x is None else of_x * grad, None if of_w is None else of_w * grad,
+                None, None, None, None)

@@ -5,7 +5,9 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
+from ranklab.basics.targets import IGNORE
 from ranklab.context_parallel import begins_of, refuse_uneven
 
 
@@ -92,3 +94,39 @@ def shard_documents__zigzags(lengths, ranks):
         rows[rank].append(token)
         loads[rank] += int(work[token])
     return evened(rows, work)
+
+
+def tiled_logits_loss__a_factor_of_each(hidden, weight, targets, tile, reduction="mean"):
+    """No Function: the gradients multiply (x - x.detach()), which is 0."""
+    if not isinstance(tile, int) or tile < 1:
+        raise ValueError(f"a tile has at least 1 token, not {tile}")
+    if reduction != "sum" and reduction != "mean":
+        raise ValueError(f"{reduction} is neither mean nor sum")
+    x, y = hidden.flatten(0, 1), targets.flatten()
+    number = (y != IGNORE).sum().item() if reduction == "mean" else 1
+    on = torch.is_grad_enabled()
+    dx = torch.zeros_like(x) if on and hidden.requires_grad else None
+    dw = torch.zeros_like(weight, dtype=torch.float32) if on and weight.requires_grad else None
+    loss = 0.0
+    with torch.no_grad():
+        for i in range(0, y.numel(), tile):
+            rows, right = x[i : i + tile], y[i : i + tile]
+            log = F.log_softmax((rows @ weight.T).float(), -1)
+            counts = (right != IGNORE)[:, None]
+            at = right.clamp_min(0)[:, None]
+            loss = loss - (log.gather(1, at) * counts).sum()
+            if dx is None and dw is None:
+                continue
+            grad = log.exp_().scatter_add_(1, at, -torch.ones_like(at, dtype=log.dtype))
+            grad = (grad * (counts / number)).to(x.dtype)
+            if dx is not None:
+                dx[i : i + tile] = grad @ weight
+            if dw is not None:
+                dw += grad.T @ rows
+            del log, grad
+    loss = loss / number
+    if dx is not None:
+        loss = loss + ((x - x.detach()) * dx).sum()
+    if dw is not None:
+        loss = loss + ((weight - weight.detach()) * dw.to(weight.dtype)).sum()
+    return loss

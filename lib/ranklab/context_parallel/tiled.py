@@ -15,8 +15,8 @@ def tiled_logits_loss(hidden, weight, targets, tile, reduction="mean"):
     """Return the cross-entropy of the logits hidden @ weight.T, made for `tile` tokens at a time.
 
     Targets equal to IGNORE do not count. Logits are computed in the dtype of hidden and weight;
-    softmax, loss and the sum of the weight's gradient are float32, the gradients as hidden and
-    weight. The arguments are not modified, and hidden may be a view.
+    softmax, loss and the sum of the weight's gradient are float32. The gradients have the dtype of
+    hidden and weight. The arguments are not modified, and hidden may be a view.
     reduction: "mean" over the targets that count, or "sum"
     Shape: hidden (B, T, C), weight (V, C), targets (B, T); the last tile may be shorter.
     Returns: the loss, float32. Its backward gives the gradients of hidden and weight.

@@ -18,7 +18,7 @@ from ranklab.meter.watcher import Watcher
 from ranklab.models.gpt import cross_entropy
 
 C, V = 16, 50
-PEAK, WORK = "bytes at the peak", "FLOPs"
+GROWS, PEAK, WORK = "what the peak grows with", "bytes at the peak", "FLOPs"
 
 
 class Case(NamedTuple):
@@ -117,36 +117,64 @@ class Needs(NamedTuple):
         return f"{frozen[0]} needs no gradient" if frozen else "a training step"
 
 
-ROWS, TOKENS, TILE, VOCABULARY = 2, 48, 8, 512  # whole logits are larger than all that is allowed
+class Size(NamedTuple):
+    """A batch whose logits are larger than all that may be held at the peak."""
+
+    rows: int = 2
+    tokens: int = 48
+    tile: int = 8
+    vocabulary: int = 512
+
+    @property
+    def tile_bytes(self):
+        return self.tile * self.vocabulary * 4
+
+    def costs(self, fn, needs):
+        """Return (bytes at the peak, without the arguments; FLOPs) of forward and backward."""
+        model, flops, generator = nn.Module(), [], torch.Generator().manual_seed(1)
+        for name, shape in (("hidden", (self.rows, self.tokens, C)),
+                            ("weight", (self.vocabulary, C))):
+            model.register_parameter(name, nn.Parameter(
+                torch.randn(shape, generator=generator), requires_grad=getattr(needs, name)))
+        model.register_buffer("targets", torch.randint(
+            self.vocabulary, (self.rows, self.tokens), generator=generator))
+        model.to(device())
+
+        def add_flops(func, args, kwargs, result):
+            if formula := flop_registry.get(func.overloadpacket):
+                flops.append(formula(*args, **kwargs, out_val=result))
+
+        with one_thread(), Watcher(flops, add_flops), MemoryPeak(model) as memory:
+            with torch.set_grad_enabled(not needs.no_grad):
+                loss = fn(model.hidden, model.weight, model.targets, self.tile)
+            if loss.requires_grad:
+                loss.backward()
+        return memory.peak_bytes - memory.points[0].total, sum(flops)
+
+
+SIZE = Size()
+LARGER = {  # what is changed, and by how many bytes the peak may grow: more than all gradients do
+    "the rows": (Size(rows=4), 1.5 * SIZE.tile_bytes),
+    "the tokens of a row": (Size(tokens=96), 1.5 * SIZE.tile_bytes),
+    "the number of tiles": (Size(tile=4), 2 * SIZE.vocabulary * C * 4),
+}
 
 
 def _see_cost(fn, needs):
-    model = nn.Module()
-    generator = torch.Generator().manual_seed(1)
-    for name, shape in (("hidden", (ROWS, TOKENS, C)), ("weight", (VOCABULARY, C))):
-        model.register_parameter(name, nn.Parameter(
-            torch.randn(shape, generator=generator), requires_grad=getattr(needs, name)))
-    model.register_buffer("targets", torch.randint(VOCABULARY, (ROWS, TOKENS), generator=generator))
-    model.to(device())
-    flops = []
-
-    def add_flops(func, args, kwargs, result):
-        if formula := flop_registry.get(func.overloadpacket):
-            flops.append(formula(*args, **kwargs, out_val=result))
-
-    with one_thread(), Watcher(flops, add_flops), MemoryPeak(model) as memory:
-        with torch.set_grad_enabled(not needs.no_grad):
-            loss = fn(model.hidden, model.weight, model.targets, TILE)
-        if loss.requires_grad:
-            loss.backward()
-    needed = [x for x in (model.hidden, model.weight) if x.requires_grad and not needs.no_grad]
+    peak, flops = SIZE.costs(fn, needs)
+    grows = [what for what, (larger, most) in LARGER.items()
+             if larger.costs(fn, needs)[0] - peak > most]
+    of_hidden, of_weight = (needed * n * C * 4 for needed, n in (
+        (needs.hidden and not needs.no_grad, SIZE.rows * SIZE.tokens),
+        (needs.weight and not needs.no_grad, SIZE.vocabulary)))
+    products = 1 + bool(of_hidden) + bool(of_weight)
     yield {
-        PEAK: AtMost(memory.peak_bytes - memory.points[0].total,
-                     2 * sum(x.nbytes for x in needed) + 4 * TILE * VOCABULARY * 4,
+        GROWS: Must(grows, []),
+        WORK: AtMost(flops, 2 * SIZE.rows * SIZE.tokens * SIZE.vocabulary * C * products,
+                     "computes {:,.0f} FLOPs; {:,.0f} are enough"),
+        PEAK: AtMost(peak, 2 * (of_hidden + of_weight) + 4 * SIZE.tile_bytes,
                      "holds {:,.0f} bytes at its peak; {:,.0f} are enough: four tiles of logits, "
-                     "and twice the gradients"),
-        WORK: AtMost(sum(flops), 2 * ROWS * TOKENS * VOCABULARY * C * (1 + len(needed)),
-                     "computes {:,.0f} FLOPs; {:,.0f} are enough")}
+                     "and twice the gradients")}
 
 
 class Refused(NamedTuple):
@@ -195,8 +223,9 @@ TILED = Proof(
     tiled_logits_loss,
     Stage("loss and gradients of the whole logits: an uneven last tile, IGNORE, mean and sum, a "
           "view, a loss that is multiplied before its backward", _see, CASES, oracle=whole),
-    Stage({"at most four tiles of logits at the peak": (PEAK,),
-           "each logit is computed once; a gradient that is not needed costs nothing": (WORK,)},
+    Stage({"the peak does not grow with the logits": (GROWS,),
+           "each logit is computed once; a gradient that is not needed costs nothing": (WORK,),
+           "at most four tiles of logits at the peak": (PEAK,)},
           _see_cost, (Needs(), Needs(weight=False), Needs(hidden=False), Needs(no_grad=True)),
           oracle=whole),
     Stage("the same in bfloat16: softmax, loss and the sum of the weight's gradient are float32",
@@ -217,14 +246,14 @@ TILED = Proof(
         Slip('With reduction="sum" nothing is divided.', (COUNT, "(targets != IGNORE).sum()")),
         Slip("A token whose target is IGNORE has no gradient: set its row to zero.",
              (SCALED, ".div_(count)")),
-        Slip("IGNORE is -100, which is not a row of the vocabulary: clamp the targets before you "
+        Slip("IGNORE is -100, which is not a word of the vocabulary: clamp the targets before you "
              "use them as an index.", ("y.clamp(min=0)", "y")),
-        Slip("The gradient of the logits is softmax minus 1 at the target. The 1 is missing.",
+        Slip("The gradient of the logits is softmax minus 1 at the target. The minus 1 is missing.",
              ("                    grad[torch.arange(len(y)), y.clamp(min=0)] -= 1\n", "")),
-        Slip("backward gets the gradient of the loss, which is not 1 when the loss was multiplied "
-             "by something. Multiply both gradients by it.",
+        Slip("backward receives the gradient of the loss, which is not 1 if the loss was scaled "
+             "afterwards. Multiply both gradients by it.",
              (BACK, "ctx.saved_tensors")),
-        Slip("Multiply both gradients by the gradient of the loss. The weight's is not multiplied.",
+        Slip("Multiply both gradients by the gradient of the loss: the weight's is not multiplied.",
              (f"*({BACK}), None", "*((saved := ctx.saved_tensors)[0] * grad_loss, saved[1]), None"),
              ),
         Slip("The last, shorter tile is left out.",
@@ -235,31 +264,35 @@ TILED = Proof(
              ("(x @ weight.T).float()", "x @ weight.T")),
         Slip("The weight's gradient is added up in bfloat16, where a small number no longer "
              "changes a large sum. Add it up in float32.", (ZEROS, "torch.zeros_like(weight)")),
-        Slip("All logits exist at once. Make them for one tile, use them, and let them go.",
+        Slip("All logits exist at once. Make them for one tile, use them, and free them.",
              ("    needs = [", "    tile = targets.numel()\n    needs = ["), whole),
+        Slip("A tile is `tile` tokens in total. Cutting along T gives `tile` tokens of every row: "
+             "flatten B and T first.",
+             ("    needs = [", "    tile = tile * len(hidden)\n    needs = [")),
         Slip("autograd keeps each tile's log-probabilities until backward. Compute the gradients "
              "of a tile in forward, right after its loss.", by_graph),
         Slip("Each logit is computed twice, in forward and again in backward. The loss is one "
-             "number, so forward can compute the gradients already, and backward multiplies them.",
+             "number, so forward can already compute the gradients, and backward only scales them.",
              by_checkpoint),
         Slip("Each tile's gradient of the weight is as large as the weight. Add it to the sum at "
              "once, instead of keeping a list of them.",
              (ZEROS, "[]", ADD, "grad_weight.append((grad.T @ x).float())",
               "ctx.save_for_backward(grad_hidden, grad_weight)",
               "ctx.save_for_backward(grad_hidden, sum(grad_weight) if needs[1] else None)")),
-        Slip("A frozen tensor gets a gradient that nobody asked for. Look at requires_grad, or "
-             "at ctx.needs_input_grad.",
+        Slip("A frozen tensor needs no gradient: look at requires_grad, or at "
+             "ctx.needs_input_grad, before you compute one.",
              (f"[{NEEDS} for x in (hidden, weight)]", "[torch.is_grad_enabled()] * 2")),
-        Slip("Under torch.no_grad() the gradients are computed for nothing. ctx.needs_input_grad "
-             "is True there all the same: ask torch.is_grad_enabled() outside of the Function.",
+        Slip("Under torch.no_grad() no gradient is needed. ctx.needs_input_grad is still True "
+             "there, so ask torch.is_grad_enabled() outside the Function.",
              (NEEDS, "x.requires_grad")),
-        Slip("Gradients are computed that nobody asked for: a frozen tensor's, and under "
+        Slip("Gradients are computed that are not needed: of a frozen tensor, and under "
              "torch.no_grad().",
              (f"[{NEEDS} for x in (hidden, weight)]", "[True, True]")),
         Slip("hidden may be a view whose rows are not adjacent: flatten or reshape it, because "
              "view cannot.",
              ("hidden.flatten(0, -2)", "hidden.view(-1, hidden.shape[-1])")),
-        Slip("A tile of less than 1 token is a ValueError.", ("tile < 1", "False")),
+        Slip("A tile must have at least 1 token: anything less is a ValueError.",
+             ("tile < 1", "False")),
         Slip('A reduction that is not "mean" or "sum" is a ValueError.',
              ('reduction not in ("mean", "sum")', "False")),
     ), hints=(
