@@ -143,6 +143,40 @@ def test_floats_agree_on_all_ranks_and_with_torch():
             assert torch.allclose(mine, theirs, atol=1e-5)
             assert torch.equal(mine, first)
 
+def _in_trees(total=8, n=1001):
+    """On this rank's part of the contributions: the sum in the tree, by += and a ring; the cost."""
+    rows = torch.randn(total, n, generator=torch.Generator().manual_seed(0))
+    own = rows.chunk(dist.get_world_size())[dist.get_rank()]
+    before = own.clone()
+    with Traffic() as traffic:
+        tree = c.invariant_all_reduce(own)
+    assert torch.equal(own, before)
+    added = own[0].clone()
+    for row in own[1:]:
+        added += row
+    with Traffic() as even:  # of a length that R divides
+        c.invariant_all_reduce(own[:, :1000])
+    return tree, c.ring_all_reduce(added), (even.sent_bytes, traffic.sent_messages)
+
+
+@pytest.mark.parametrize("total", [8, 24])
+def test_the_tree_has_the_same_bits_on_any_number_of_ranks_and_a_ring_has_not(total):
+    rows = torch.randn(total, 1001, generator=torch.Generator().manual_seed(0))
+    due, rings = c.tree_sum(rows), []
+    for R in (1, 2, 4, 8):
+        for tree, ring, cost in launch(_in_trees, total, ranks=R):
+            assert torch.equal(tree, due)
+            assert cost == (2 * (R - 1) * 4000 // R, 2 * (R.bit_length() - 1))
+        rings.append(ring)
+        torch.testing.assert_close(ring, due, rtol=0, atol=1e-5)
+    assert not any(torch.equal(rings[0], ring) for ring in rings[1:])
+
+
+def test_the_tree_of_eight_is_the_one_in_the_lab():
+    c0, c1, c2, c3, c4, c5, c6, c7 = rows = torch.randn(8, 999)
+    assert torch.equal(c.tree_sum(rows), ((c0 + c1) + (c2 + c3)) + ((c4 + c5) + (c6 + c7)))
+    assert torch.equal(c.tree_sum(rows[:3]), c0 + (c1 + c2))
+
 
 # --- bad input ----------------------------------------------------------------------------------
 
@@ -156,6 +190,8 @@ def test_bad_input_on_ranks_is_a_sentence():
         launch(_bad_peer, ranks=2)
     with pytest.raises(RankError, match="per_node=2 must divide the 3 ranks of the group"):
         launch(c.node_groups, 2, ranks=3)
+    with pytest.raises(RankError, match="the tree needs 1, 2, 4, 8, ... ranks, not 3"):
+        launch(c.invariant_all_reduce, torch.ones(2, 3), ranks=3)
     with pytest.raises(RankError, match="Watch follows 8 ranks or fewer, not 9"):
         launch(Watch, ranks=9)
 

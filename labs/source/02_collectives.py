@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 Collectives: the nine verbs
 #
-# > 125 minutes, 60 more with Further · difficulty 3/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 125 minutes, 85 more with Further · difficulty 3/5 · **spine**: 4.1 to 4.4 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -458,9 +458,9 @@ for name, table in LENGTHS.items():
 # %% [markdown]
 # ### Further
 #
-# Here are five more exercises with checks: an all-reduce for two kinds of links, the parameter server, an all-reduce for
-# small messages, and two tools that turn measurements into a decision. They are not in the 125 minutes, and the rest of the
-# lab runs without them.
+# Here are six more exercises with checks: an all-reduce for two kinds of links, the parameter server, an all-reduce for
+# small messages, an all-reduce with the same bits on any number of ranks, and two tools that turn measurements into a
+# decision. They are not in the 125 minutes, and the rest of the lab runs without them.
 
 # %% [markdown]
 # #### `hierarchical_all_reduce`: two kinds of links
@@ -578,6 +578,135 @@ ways = (parameter_server, recursive_doubling, ring_all_reduce)
 plots.busiest_rank({all_reduce.__name__: [sum(sent.values()) for sent, _ in
                                           launch(count, all_reduce, ranks=4)]
                     for all_reduce in ways})
+
+# %% [markdown]
+# #### `invariant_all_reduce`: one order of additions
+# > difficulty 4/5 · importance 4/5 · 25 minutes · about 18 lines, with a helper
+#
+# The same model and the same batch, on 8 GPUs and then on 4: the losses differ in the last digits from the first step on. Is
+# that a bug? In float32, (1e8 - 1e8) + 1 is 1, but 1e8 + (-1e8 + 1) is 0. So the last bits depend on the **order of
+# additions**, and it changes with the algorithm and with R. A ring even has a different order in each chunk, because the sum
+# of chunk c begins on rank c + 1.
+#
+# **Predict.** Four ranks hold 1e8, -1e8, 1 and 1, each in a float32 tensor of four equal numbers. The sum is 2. In how many of
+# the four chunks does a ring get 2?
+
+# %%
+check(ring_right_chunks=...)
+
+# %% tags=["nbval-check-output"]
+def order_shows():
+    x = torch.full((4,), (1e8, -1e8, 1.0, 1.0)[dist.get_rank()], device=device())
+    return ring_all_reduce(x).tolist(), recursive_doubling(x).tolist()
+
+
+of_ranks = launch(order_shows, ranks=4)
+print("ring:", of_ranks[0][0], " doubling:", of_ranks[0][1])
+print("the same on all ranks:", all(sums == of_ranks[0] for sums in of_ranks))
+
+# %% [markdown]
+# In each run all ranks have the same bits. What differs is one algorithm from another, and one R from another. To get the same
+# bits on 1, 2 and 4 ranks, fix a **tree over the contributions**, for example over the gradients of eight micro-batches, and
+# cut that same tree at a lower or a higher level:
+#
+# ((c0 + c1) + (c2 + c3)) + ((c4 + c5) + (c6 + c7))
+#
+# On 4 ranks, each has one of the innermost brackets; on 2 ranks, half of the tree. Recursive doubling then adds in the right
+# order, but it sends log2 R times the tensor. A ring sends 2(R-1)/R times.
+#
+# **Your target:** the bits of one process, and no more bytes than a ring. You may write helpers of your own where the dots are.
+
+# %%
+### BEGIN SOLUTION
+from ranklab.collectives import tree_sum
+
+
+### END SOLUTION
+def invariant_all_reduce(contributions, group=None):
+    """Sum the contributions of all ranks in one tree, so that the bits do not depend on R.
+
+    contributions: this rank's part (m, ...) of n = m R tensors; rank r holds numbers r m to
+        (r + 1) m - 1. m >= 1 is the same on all ranks, and need not be a power of two.
+    Tree: the sum of n tensors is the sum of the first n // 2 plus the sum of the others. Each sum
+        is rounded to the contributions' dtype.
+    Shape: (m, ...) -> (...), a new tensor; the contributions are unchanged.
+    Raises: ValueError if R is not a power of two, before anything is sent: the tree would have to
+        be cut inside a rank's part.
+    Cost: sends 2(R-1)/R of one contribution's bytes, in 2(R-1) messages or fewer.
+    """
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    # swap halves with one partner, then quarters with the next one: each adds what it keeps
+    raise NotImplementedError("exercise invariant_all_reduce: about 18 lines, with a helper")
+
+
+# %%
+invariant_all_reduce = check(invariant_all_reduce)
+
+# %% [markdown]
+# Eight contributions of random numbers, on 1, 2, 4 and 8 ranks. In how many of the sums does each way have other bits than
+# the same way on one rank?
+
+# %%
+def add_up(rows):
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row  # as gradients accumulate
+    return total
+
+
+def by_torch(rows):
+    total = add_up(rows)
+    dist.all_reduce(total)
+    return total
+
+
+ways = {"+=, then a ring": lambda rows: ring_all_reduce(add_up(rows)),
+        "+=, then doubling": lambda rows: recursive_doubling(add_up(rows)),
+        "+=, then dist.all_reduce": by_torch,
+        "invariant_all_reduce": invariant_all_reduce}
+
+
+def sums_of(ways, n=100_000):
+    rows = torch.randn(8, n, generator=torch.Generator().manual_seed(0))
+    own = rows.chunk(dist.get_world_size())[dist.get_rank()].to(device())
+    return [way(own).cpu() for way in ways]
+
+
+sums = {R: launch(sums_of, list(ways.values()), ranks=R)[0] for R in (1, 2, 4, 8)}
+differ = {way: {R: (sums[R][i] != sums[1][i]).double().mean().item() for R in sums}
+          for i, way in enumerate(ways)}
+plots.differing_bits(differ)
+
+# %% [markdown]
+# Look at the last group: nothing differs. In each of the others about half of the sums differ, in the last bits. And the bytes?
+
+# %% tags=["nbval-check-output"]
+def sent_in_the_tree(n=1_000_000):
+    with Traffic() as traffic:
+        invariant_all_reduce(torch.ones(1, n, device=device()))
+    return traffic.sent_bytes, traffic.sent_messages
+
+
+for R in (2, 4, 8):
+    predicted = 2 * (R - 1) * 4_000_000 // R, 2 * (R.bit_length() - 1)
+    counted = launch(sent_in_the_tree, ranks=R)[0]
+    print(f"{R} ranks: predicted {predicted[0]:,} bytes in {predicted[1]} messages, counted "
+          f"{counted[0]:,} in {counted[1]}; a ring takes {2 * (R - 1)} messages")
+    assert counted == predicted
+
+# %% [markdown]
+# So the fixed tree costs no bytes. Its price is elsewhere. R must be a power of two, and partners are not always neighbours.
+# Gradient accumulation by `+=` has another order, so a rank must hold up to log2 m + 1 partial sums instead of one. And the
+# contributions themselves must have the same bits wherever they are computed, which matrix products of another shape don't
+# have.
+#
+# NCCL gives all ranks the same result (NVIDIA/nccl#855), but it chooses the algorithm by size, and the algorithm decides on
+# the order. torchtitan's batch-invariant mode forced `NCCL_ALGO=Ring` with one channel, until #2994 replaced the ring, as not
+# deterministic, by `allreduce:tree`; vLLM and SGLang set the same. Your prediction shows one reason: in a ring the order
+# depends on an element's place, and a batch of another size moves it. That holds for one R. For several sizes of tensor
+# parallelism, arXiv 2511.17826 puts the matrix products into the same tree. And a sum in the switch (NVLS) has no order that
+# you can choose: in 2024 it differed from call to call on one machine (nccl#1497), while on a GB200 with NCCL 2.29.7 it got
+# exactly 2 from 1e8, 1, -1e8, 1 in each of six orders (nccl#2360).
 
 # %% [markdown]
 # #### `fit_alpha_beta`

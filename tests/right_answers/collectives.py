@@ -231,3 +231,47 @@ def all_to_all_v__short_pieces_with_their_lengths(pieces, group=None):
             place.copy_(arrived[8:].view(like.dtype)[:n])
         received[source] = place
     return received
+
+
+def invariant_all_reduce__each_chunk_at_its_owner(contributions, group=None):
+    """Every rank gets its chunk of all R local sums, adds them up in the tree, and hands it on."""
+    rank, R, _, _ = _r(group)
+    if R & (R - 1):
+        raise ValueError(f"{R} ranks")
+    own = _in_the_tree([*contributions]).contiguous().view(-1)
+    chunks, of_ranks = own.tensor_split(R), {rank: own.tensor_split(R)[rank]}
+    for step in range(1, R):
+        to, source = rank ^ step, rank ^ step
+        of_ranks[source] = sendrecv(chunks[to], to, torch.empty_like(chunks[rank]), source, group)
+    finished = _in_the_tree([of_ranks[source] for source in range(R)])
+    out = contributions.new_empty(contributions.shape[1:])
+    return ring_all_gather(finished, group, out=out)
+
+
+def _in_the_tree(rows):
+    half = len(rows) // 2
+    return _in_the_tree(rows[:half]) + _in_the_tree(rows[half:]) if half else rows[0].clone()
+
+
+def invariant_all_reduce__calls_itself(contributions, group=None):
+    """Halve and swap on the way down, add, and give back on the way up."""
+    rank, R, _, _ = _r(group)
+    if R not in (2**k for k in range(20)):
+        raise ValueError(f"{R} is not a power of two")
+
+    def swap(piece, distance):
+        if distance == R:
+            return
+        middle = -(-piece.numel() // 2)
+        keep, give = piece[:middle], piece[middle:]
+        if rank & distance:
+            keep, give = give, keep
+        partner = rank ^ distance
+        arriving = sendrecv(give, partner, torch.empty_like(keep), partner, group)
+        keep.copy_(arriving + keep if rank & distance else keep + arriving)
+        swap(keep, 2 * distance)
+        sendrecv(keep, partner, give, partner, group)
+
+    total = _in_the_tree([*contributions]).contiguous()
+    swap(total.view(-1), 1)
+    return total

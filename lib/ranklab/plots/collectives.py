@@ -232,6 +232,28 @@ def busiest_rank(sent):
 
 
 @styled
+def differing_bits(shares):
+    """Draw in which share of the sums each way has other bits than on one rank, as bars.
+
+    `shares` is {way: {ranks: share}}; a share on one rank is left out, because it is 0.
+    """
+    fig, ax = figure(7.4, 2.9)
+    ranks = [R for R in next(iter(shares.values())) if R > 1]
+    for index, R in enumerate(ranks):
+        heights = [100 * of_ranks[R] for of_ranks in shares.values()]
+        places = np.arange(len(shares)) + (index - (len(ranks) - 1) / 2) * 0.8 / len(ranks)
+        drawn = bars(ax, places, heights, index, f"{R} ranks", width=0.8 / len(ranks))
+        ax.bar_label(drawn, [f"{height:.0f}" for height in heights], fontsize=9)
+    same = [way for way, of_ranks in shares.items() if not any(of_ranks.values())]
+    title = f"The same bits on any number of ranks: {', '.join(same) or 'none of these ways'}"
+    ax.set(ylabel="% of the sums differ\nfrom one rank", ylim=(0, 100), title=title)
+    ax.set_xticks(range(len(shares)), [way.replace(", then ", ",\nthen ") for way in shares])
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper right", ncols=len(ranks))
+    return fig
+
+
+@styled
 def time_against_size(measured, fits=None, crossover=None, title=None):
     """Draw time against message size: measured points, fitted lines, and the crossover.
 

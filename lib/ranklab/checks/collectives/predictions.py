@@ -1,7 +1,22 @@
 """The numbers that a learner of lab 02 predicts before running anything."""
 
+import torch
+
 from ranklab.checks.exercise import Prediction
 from ranklab.collectives import alpha_beta_time, best_sent_bytes, crossover_bytes
+
+
+def _ring_sums(numbers):
+    """Return the float32 sum of each chunk, which a ring starts at the rank after its owner."""
+    sums = []
+    for owner in range(len(numbers)):
+        order = [*numbers[owner + 1:], *numbers[:owner + 1]]
+        total = torch.tensor(order[0])
+        for number in order[1:]:
+            total = total + torch.tensor(number)
+        sums.append(total.item())
+    return sums
+
 
 # 100 MB on 8 ranks in 2 nodes, and a fabric of 10 us and 100 GB/s: the stories of the lab.
 PREDICTIONS = (
@@ -79,6 +94,17 @@ PREDICTIONS = (
                   50: "that is half of it: first reduce, then gather",
                   800: "bits, not bytes"},
         why="Between nodes it is an all-reduce over M = 2, however many ranks each node has.",
+    ),
+    Prediction(
+        "ring_right_chunks", solution="1", unit="chunks",
+        hint="Chunk c begins on rank c + 1 and ends on rank c, its owner. Write down the four "
+             "orders. In float32, 1e8 + 1 is 1e8.",
+        answer=lambda: _ring_sums([1e8, -1e8, 1.0, 1.0]).count(2.0),
+        mistakes={4: "that is exact arithmetic; in float32 a 1 next to 1e8 is lost",
+                  0: "one order adds 1e8 and -1e8 first, and then both ones",
+                  2: "in one chunk only one of the two ones is lost: there the sum is 1"},
+        why="The four chunks are 0, 0, 1, 2. Only chunk 3, whose sum begins on rank 0, adds 1e8 "
+            "and -1e8 first.",
     ),
     Prediction(
         "crossover_megabytes", solution="1e-6 * 11 * 10e-6 / (1.25 / 100e9)", unit="MB",
