@@ -1,5 +1,7 @@
 """The figures of the deck 02_collectives.md."""
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from ranklab import collectives as c
 from ranklab import launch
@@ -53,3 +55,25 @@ def model():
 def slow():
     ratios = np.geomspace(1, 16, 9)
     return plots.slow_link(ratios, links.model(ratios)), 5.75, 2.4
+
+
+def _add_up(rows):
+    total = rows[0].clone()
+    for row in rows[1:]:
+        total += row
+    return total
+
+
+def _sums(n=20_000):
+    rows = torch.randn(8, n, generator=torch.Generator().manual_seed(0))
+    own = rows.chunk(dist.get_world_size())[dist.get_rank()]
+    return (c.ring_all_reduce(_add_up(own)), c.recursive_doubling(_add_up(own)),
+            c.invariant_all_reduce(own))
+
+
+def bits():
+    sums = {R: launch(_sums, ranks=R)[0] for R in (1, 2, 4, 8)}
+    ways = "+=, then a ring", "+=, then doubling", "one fixed tree"
+    return plots.differing_bits({way: {
+        R: (sums[R][i] != sums[1][i]).double().mean().item() for R in sums}
+        for i, way in enumerate(ways)}), 5.75, 2.2

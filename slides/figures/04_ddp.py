@@ -1,4 +1,4 @@
-"""The figures of the deck 04_ddp.md. All but the last are models: every number is made here."""
+"""The figures of the deck 04_ddp.md. All but the last two are models: every number is made here."""
 import torch
 
 from ranklab import launch
@@ -6,7 +6,7 @@ from ranklab.collectives import alpha_beta_time, best_sent_bytes
 from ranklab.ddp import (
     diagnose, exposed_communication, power_sgd, scaling_efficiency, top_k_compress,
 )
-from ranklab.ddp.quality import Quality
+from ranklab.ddp.quality import Progress, Quality
 from ranklab.meter.timeline import Event
 from ranklab.models.resnet import ResNet, ResNetConfig
 from ranklab.plots import ddp as plots
@@ -186,4 +186,20 @@ def loss():
     fig = plots.loss_against_bytes([Quality(*row) for row in measured],
                                    "A GPT on real text, 2 ranks, 50 steps, three seeds")
     fig.axes[0].set(ylabel="held-out loss (nats)", ylim=(2.92, 3.18))
+    return fig, *SIZE
+
+
+def diloco():
+    """Measured: ddp.quality.compare_trainers(..., seed=0, 1, 2), the mean of the three."""
+    steps, nbytes = range(16, 97, 16), 82304  # of an all-reduce of all parameters
+    measured = (("DDP", [nbytes * step for step in steps],
+                 (3.801, 3.166, 2.940, 2.866, 2.803, 2.741)),
+                ("DiLoCo, H = 4", [nbytes * step // 4 for step in steps],
+                 (3.298, 3.422, 3.231, 3.242, 3.155, 3.116)),
+                ("DiLoCo, H = 16", [nbytes * step // 16 for step in steps],
+                 (3.557, 3.146, 3.013, 2.953, 2.852, 2.808)),
+                ("averages, H = 16", [nbytes * step // 16 for step in steps],
+                 (3.824, 3.186, 2.961, 2.880, 2.827, 2.789)))
+    runs = [Progress(name, [*steps], sent, loss) for name, sent, loss in measured]
+    fig = plots.loss_by_bytes(runs, "a GPT of one layer, 2 ranks, 96 steps, three seeds")
     return fig, *SIZE

@@ -275,3 +275,35 @@ def invariant_all_reduce__calls_itself(contributions, group=None):
     total = _in_the_tree([*contributions]).contiguous()
     swap(total.view(-1), 1)
     return total
+
+
+def invariant_all_reduce__ranges_of_elements(contributions, group=None):
+    """Keep the range [low, high) of elements that this rank is responsible for."""
+    rank, R = dist.get_rank(group), dist.get_world_size(group)
+    rounds = int(math.log2(R))
+    if 2**rounds != R:
+        raise ValueError(f"R = {R} must be a power of two")
+
+    def add(first, last):
+        if last - first == 1:
+            return contributions[first]
+        middle = first + (last - first) // 2
+        return add(first, middle) + add(middle, last)
+
+    flat = add(0, contributions.shape[0]).reshape(-1).clone()
+    low, high, history = 0, flat.numel(), []
+    for k in range(rounds):
+        partner, middle = rank ^ (1 << k), (low + high) // 2
+        mine, theirs = (low, middle), (middle, high)
+        if rank > partner:
+            mine, theirs = theirs, mine
+        got = sendrecv(flat[slice(*theirs)].clone(), partner,
+                       flat.new_empty(mine[1] - mine[0]), partner, group)
+        flat[slice(*mine)] += got
+        history.append((partner, mine, theirs))
+        low, high = mine
+    while history:
+        partner, mine, theirs = history.pop()
+        flat[slice(*theirs)] = sendrecv(flat[slice(*mine)].clone(), partner,
+                                        flat.new_empty(theirs[1] - theirs[0]), partner, group)
+    return flat.view(contributions.shape[1:])

@@ -290,3 +290,102 @@ def compress_to_budget__bytes(state, bucket: dist.GradBucket):
     left = wanted.index_add(0, at, -own)
     state.update(zip(parameters, left.split(sizes)))
     return finished(buffer.copy_(total / R))
+
+
+class DiLoCo__averages_parameters:
+    """Average the parameters themselves, in one flat vector, and step by hand."""
+
+    def __init__(self, inner, every, lr=0.7, momentum=0.9, group=None):
+        if not every > 0:
+            raise ValueError(f"{every} local steps")
+        self.inner, self.left, self.every = inner, every, every
+        self.lr, self.momentum, self.group = lr, momentum, group
+        self.start = self.flat()
+        self.velocity = torch.zeros_like(self.start)
+
+    def flat(self):
+        return torch.nn.utils.parameters_to_vector(self.all()).detach().clone()
+
+    def all(self):
+        return [p for part in self.inner.param_groups for p in part["params"]]
+
+    def step(self):
+        self.inner.step()
+        self.left -= 1
+        if self.left == 0:
+            self.left, now = self.every, self.flat()
+            dist.all_reduce(now, group=self.group)
+            moved = self.start - now / dist.get_world_size(self.group)
+            self.velocity.mul_(self.momentum).add_(moved)
+            self.start.sub_(self.lr * moved + self.lr * self.momentum * self.velocity)
+            with torch.no_grad():
+                torch.nn.utils.vector_to_parameters(self.start.clone(), self.all())
+
+
+class DiLoCo__steps_the_model_back:
+    """As in torchft: restore the model, give it pseudo-gradients, and step it with SGD."""
+
+    def __init__(self, inner, every, lr=0.7, momentum=0.9, group=None):
+        if every <= 0:
+            raise ValueError("every")
+        self.model = sum((list(part["params"]) for part in inner.param_groups), [])
+        self.saved = [p.data.clone() for p in self.model]
+        self.sgd = torch.optim.SGD(self.model, lr=lr, momentum=momentum, nesterov=momentum != 0)
+        self.inner, self.every, self.group, self.local = inner, every, group, 0
+
+    def step(self):
+        self.inner.step()
+        self.local += 1
+        if self.local < self.every:
+            return
+        self.local = 0
+        moved = torch._utils._flatten_dense_tensors(
+            [old - p.data for old, p in zip(self.saved, self.model)])
+        moved /= dist.get_world_size(self.group)
+        dist.all_reduce(moved, group=self.group)
+        parts = torch._utils._unflatten_dense_tensors(moved, self.saved)
+        for p, old, part in zip(self.model, self.saved, parts):
+            p.data.copy_(old)
+            p.grad = part
+        self.sgd.step()
+        self.sgd.zero_grad()
+        for p, old in zip(self.model, self.saved):
+            old.copy_(p.data)
+
+
+class DiLoCo__by_the_formulas:
+    """The two formulas, with a velocity for each parameter, and all differences in one buffer."""
+
+    def __init__(self, inner, every, lr=0.7, momentum=0.9, group=None):
+        if every < 1:
+            raise ValueError("every must be at least 1")
+        self.inner, self.every, self.lr, self.momentum = inner, every, lr, momentum
+        self.group, self.count = group, 0
+        self.params = []
+        for each in inner.param_groups:
+            self.params.extend(each["params"])
+        self.outer = [p.detach().clone() for p in self.params]
+        self.velocity = [torch.zeros_like(p) for p in self.outer]
+
+    @torch.no_grad()
+    def step(self):
+        self.inner.step()
+        self.count += 1
+        if self.count == self.every:
+            self.count = 0
+            self.outer_step()
+
+    def outer_step(self):
+        R, start = dist.get_world_size(self.group), 0
+        buffer = self.params[0].new_empty(sum(p.numel() for p in self.params))
+        for o, p in zip(self.outer, self.params):
+            buffer[start:start + p.numel()] = (o - p).reshape(-1)
+            start += p.numel()
+        dist.all_reduce(buffer, group=self.group)
+        start = 0
+        for o, p, v in zip(self.outer, self.params, self.velocity):
+            delta = buffer[start:start + p.numel()].reshape(p.shape) / R
+            start += p.numel()
+            v.copy_(self.momentum * v + delta)
+            o.sub_(self.lr * (delta + self.momentum * v))
+            p.copy_(o)

@@ -1,7 +1,7 @@
-"""What does compression cost in quality? One GPT, trained by torch's DDP with several hooks.
+"""What does it cost in quality to send less? One GPT, trained in several ways.
 
-Training uses plain SGD with clipping, to show a hook's damage: Adam divides much of it away. The
-text is the source of Python's standard library; the loss is on held-out files.
+With hooks, training uses plain SGD with clipping, to show a hook's damage: Adam divides much of it
+away. Trainers such as DiLoCo have an AdamW of their own on each rank. The text is the source of Python's standard library; the loss is on held-out files.
 """
 
 from contextlib import nullcontext
@@ -70,3 +70,50 @@ def _train(make, text, steps, seed, group):
     with torch.no_grad():
         window = held_out_batch(text.held_out, HELD_OUT, MODEL.n_ctx)
         return traffic.sent_bytes, gpt(*(tokens.to(device()) for tokens in window)).item()
+
+
+class Progress(NamedTuple):
+    """A training run, at each of its measurements."""
+
+    name: str
+    steps: list
+    sent: list  # bytes that a rank has sent
+    loss: list  # nats per byte of held-out text
+
+
+def compare_trainers(trainers, ranks=2, steps=96, measure=16, seed=0, lr=3e-3):
+    """Train in each way, from the same weights and on the same batches; list the Progress of each.
+
+    trainers: {name: function of this rank's AdamW that makes an object with step(), or None for
+        DDP}
+    measure: steps between two measurements of the held-out loss.
+    """
+    return launch(_train_in_each_way, trainers, steps, measure, seed, lr, ranks=ranks,
+                  timeout=600)[0]
+
+
+def _train_in_each_way(trainers, steps, measure, seed, lr):
+    text, results = python_text(), []
+    for name, make in trainers.items():
+        rank, R = dist.get_rank(), dist.get_world_size()
+        torch.manual_seed(seed)
+        gpt = GPT(MODEL).to(device())
+        model = gpt if make else DistributedDataParallel(gpt, forward_sync_buffers=False)
+        inner = torch.optim.AdamW(gpt.parameters(), lr)
+        trainer, progress = make(inner) if make else inner, Progress(name, [], [], [])
+        window = held_out_batch(text.held_out, HELD_OUT, MODEL.n_ctx)
+        sent = 0
+        for step in range(1, steps + 1):
+            batch = batch_at(text.train, step, BATCH * R, MODEL.n_ctx, seed)
+            with Traffic() as traffic:
+                model(*(tokens[rank::R].to(device()) for tokens in batch)).backward()
+                trainer.step()
+            sent += traffic.sent_bytes
+            inner.zero_grad()
+            if step % measure == 0:
+                with torch.no_grad():
+                    loss = gpt(*(tokens.to(device()) for tokens in window)).item()
+                for column, value in zip(progress[1:], (step, sent, loss)):
+                    column.append(value)
+        results.append(progress)
+    return results

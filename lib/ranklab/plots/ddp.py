@@ -172,6 +172,26 @@ def loss_against_bytes(rows, setting=None, tolerance=0.03):
     return fig
 
 
+@styled
+def loss_by_bytes(runs, setting=None):
+    """Draw held-out loss against all bytes that a rank has sent, one line for each way to train.
+
+    `runs` are Progress tuples of ddp.quality, measured after the same steps; `setting`: the model
+    and the ranks.
+    """
+    fig, ax = figure(7.4, 3.6)
+    for index, run in enumerate(runs):
+        line(ax, run.sent, run.loss, index, run.name)
+    first, least = runs[0], min(runs, key=lambda run: run.sent[-1])
+    title = f"{least.name}: {first.sent[-1] / least.sent[-1]:,.0f} times fewer bytes, " \
+            f"{least.loss[-1] - first.loss[-1]:+.2f} nats"
+    ax.set(xscale="log", title=title, ylabel="held-out loss (nats)",
+           xlabel="bytes that a rank has sent" + (f"\n({setting})" if setting else ""))
+    bytes_axis(ax.xaxis)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
 def _family(name):
     """ "PowerSGD 2, no feedback" -> "PowerSGD": names with one result share a tone and a marker."""
     return name.split(",")[0].split(" ")[0]

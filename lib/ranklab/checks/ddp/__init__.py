@@ -9,12 +9,14 @@
     top_k_compress.py         top_k_compress
     compress_to_budget.py     compress_to_budget, registered there
     power_sgd.py              power_sgd
+    diloco.py                 DiLoCo
 """
 
 from ranklab.checks.clinic import bugs
 from ranklab.checks.ddp.compress_fp16_hook import FP16
 from ranklab.checks.ddp.compress_to_budget import BUDGET
 from ranklab.checks.ddp.diagnose import DIAGNOSE
+from ranklab.checks.ddp.diloco import DILOCO
 from ranklab.checks.ddp.exposed_communication import EXPOSED
 from ranklab.checks.ddp.power_sgd import POWER_SGD
 from ranklab.checks.ddp.predictions import PREDICTIONS as NUMBERS
@@ -32,6 +34,7 @@ EXERCISES = (
     TOP_K,
     BUDGET,
     POWER_SGD,
+    DILOCO,
     *bugs.exercises(*BUGS),
 )
 PREDICTIONS = (*NUMBERS, *bugs.predictions(*BUGS))

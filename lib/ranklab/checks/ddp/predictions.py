@@ -1,7 +1,7 @@
 """The numbers that a learner of lab 04 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
-from ranklab.collectives import best_sent_bytes
+from ranklab.collectives import alpha_beta_time, best_sent_bytes
 from ranklab.ddp import exposed_communication, scaling_efficiency
 from ranklab.meter import Event
 
@@ -99,5 +99,17 @@ PREDICTIONS = (
                   0.00488: "upside down: how many times less?"},
         why=("For a 64 x 64 matrix it is only 8 times: thin matrices pay off where matrices are "
              "large."),
+    ),
+    Prediction(
+        "local_steps", solution="9 * 2 * 7 / 8 * 4 / 0.125", unit="steps", tolerance=0.01,
+        hint="How many GB does a site send in one all-reduce, and how many seconds are that?",
+        answer=lambda: 9 * alpha_beta_time("ring", 4e9, 8, alpha=0, beta=1 / 0.125e9),
+        mistakes={560: "a tenth of the whole time is a ninth of the computing: H = 9 * 56",
+                  56: "then half of the time is communication",
+                  63: "1 Gbit/s is 0.125 GB/s", 252: "an all-reduce has two halves",
+                  576: "a ring sends 2 (R-1)/R of the bytes, not 2 times",
+                  288: "a ring sends 2 (R-1)/R of the bytes: 7 GB, not 4"},
+        why="An outer step takes 56 s, about as long as 56 steps of computing. With DDP every step "
+            "takes 57 s.",
     ),
 )  # fmt: skip
