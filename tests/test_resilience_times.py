@@ -4,16 +4,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from resilience_killed import STEPS, update
 
 from ranklab import launch
-from ranklab.formulas.resilience import GPU_HOURS, OPT_HOURS
+from ranklab.formulas.resilience import (
+    GPU_HOURS, NODE_RATE, OPT_HOURS, expected_ettr, goodput, poisson_tail, spares_needed,
+)
 from ranklab.meter import Traffic
 from ranklab.planner import failures, published
-from ranklab.resilience import Neighbour, optimal_interval, recovery_policy
+from ranklab.resilience import (
+    Neighbour, lemon_nodes, make_job_log, optimal_interval, recovery_policy,
+)
 from ranklab.resilience.cluster import Decision, Event, Job, run_policy
 from ranklab.resilience.gaps import random_gaps, simulate
 from ranklab.resilience.policy import daly_policy, oracle
@@ -109,3 +114,37 @@ def test_a_killed_rank_goes_on_from_its_neighbour(tmp_path):
         update(w, m, w.clone())
     states = [torch.load(tmp_path / f"rank{rank}") for rank in range(3)]
     assert all(map(torch.equal, map(torch.cat, zip(*states)), (w, m)))
+
+
+def test_meta_s_model_gives_the_papers_projections_and_ettr_is_goodput_to_first_order():
+    for gpus, hours in ((16384, 1.8), (131072, 14 / 60)):
+        assert 24 / (gpus / 8 * NODE_RATE) == pytest.approx(hours, rel=0.05)
+    for mean, near in ((1e4, 0.03), (1e5, 3e-3), (1e6, 1e-4)):
+        assert expected_ettr(900, 60, mean, 300) == pytest.approx(goodput(900, 60, mean, 300),
+                                                                  rel=near)
+
+
+def test_the_tail_is_what_is_drawn_and_spares_are_enough():
+    drawn = np.random.default_rng(0).poisson(3.0, 200_000)
+    for count in range(9):
+        share = float((drawn >= count).mean())
+        assert poisson_tail(count, 3.0) == pytest.approx(share, abs=4 * 0.5 / len(drawn)**0.5)
+    for mean in (0.01, 1, 13.3):
+        spares = spares_needed(mean)
+        assert poisson_tail(spares + 1, mean) <= 0.01
+        assert not spares or poisson_tail(spares, mean) > 0.01
+    assert poisson_tail(0, 5.0) == 1 and poisson_tail(60, 1.0) == 0
+
+
+def test_lemons_are_found_and_healthy_nodes_are_rarely_named():
+    quiet = [lemon_nodes(make_job_log(100, 28, 0, seed=seed)[0], 0.5) for seed in range(100)]
+    assert sum(map(len, quiet)) <= 50  # 0.5 in each log, on average, at most
+    log, lemons = make_job_log(400, 112, 6, 40)
+    named = lemon_nodes(log)
+    assert {*named} <= {*lemons} and len(named) >= 4
+    assert lemon_nodes(log[::-1]) == named
+    per_node = sum(job.days * len(job.nodes) for job in log)
+    rate = 6.5e-3 * (1 + 6 / 400 * 39)
+    assert sum(job.failed is not None for job in log) == pytest.approx(per_node * rate, rel=0.2)
+    with pytest.raises(ValueError, match="false_alarms is 200, of 400 nodes"):
+        lemon_nodes(log, 200)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Resilience: keep the run alive
 #
-# > 150 minutes, 150 more with Further, 40 with its bugs · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 180 more with Further, 40 with its bugs · difficulty 4/5 · **laptop**: everything, with real processes that are really killed · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -577,6 +577,93 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
 loss_spike = check(loss_spike)
 
 # %% [markdown]
+# #### `lemon_nodes`
+# > difficulty 3/5 · importance 4/5 · 30 minutes · about 12 lines
+#
+# Meta counted **6.5 failures per 1,000 node-days** on a research cluster of 2,000 nodes with 8 A100s each, and 2.3 on another one (arXiv 2410.21680). A job fails when any of its nodes fails, so the paper's model for N nodes is a mean time to failure of 1 / (N · rate).
+#
+# **Predict.** By this model, how many hours are there between two failures of a job on 1,024 GPUs?
+
+# %%
+check(resilience_mttf_hours=...)
+
+# %% [markdown]
+# The same paper *measured* 7.9 hours for jobs of that size, 3.7 times as often. For 16,384 GPUs the model gives the 1.8 hours of section 2, which is a projection, not a measurement. So ask anyone who quotes a rate: failures of nodes or of jobs, and on how many nodes?
+#
+# **Predict.** On 16,384 GPUs a job fails every 6,490 s. It saves for a minute after every 14 minutes of work. If a restart takes 1 minute instead of 15, how many percentage points of goodput do you gain?
+
+# %%
+check(resilience_restart_points=...)
+
+# %% [markdown]
+# Three ways to restart, by your formula and by the paper's own (`expected_ettr`, the *effective training time ratio*, which is goodput to first order). The minutes are assumed: the paper has 5 to 20 for a new job. If a repair takes a day, 13 of the 2,048 nodes are in repair on average, and 22 spares are enough on 99% of the days. You pay for the spares all along:
+
+# %% tags=["nbval-check-output"]
+from ranklab.resilience import expected_ettr, spares_needed
+
+nodes, rate = 2048, 6.5e-3
+mean, spares = 24 * HOUR / (nodes * rate), spares_needed(nodes * rate)
+for way, minutes, extra in (("a new job, after a repair", 15, 0),
+                            ("new processes, hot spares", 5, spares),
+                            ("the same processes, hot spares", 1, spares)):
+    share, ettr = (f(14 * 60, 60, mean, 60 * minutes) for f in (resilience.goodput, expected_ettr))
+    print(f"{way:31} {minutes:2} min: goodput {share:.1%} (ETTR {ettr:.1%}); for each node paid, "
+          f"with {extra} spares, {share * nodes / (nodes + extra):.1%}")
+
+# %% [markdown]
+# So spares cost one point, and the fast restart that they allow is worth ten. Section 5 says how NVIDIA's tools do it.
+#
+# Fewer failures are worth even more. **Lemons** are nodes that fail again and again, and pass each check in between. Meta found 40 of them on both clusters by their history, and took them out. Then 4% of the jobs of 512 and more GPUs failed, instead of 14%. Users exclude nodes by hand after a failure, but which nodes they excluded told Meta little about which nodes fail.
+#
+# One failure says nothing about a node. You get the scheduler's log, and `poisson_tail(count, mean)`, the probability of at least `count` failures where `mean` are expected. Two traps: 2,000 nodes are 2,000 chances for a false alarm, and lemons raise the rate by which all are judged.
+#
+# **Your target:** of 100 logs without a lemon, at most 5 name a node, and you find every lemon that such a limit allows.
+
+# %%
+from ranklab.resilience import JobRecord, make_job_log, poisson_tail
+
+print(inspect.getsource(JobRecord))
+
+
+# %%
+def lemon_nodes(log, false_alarms=0.05):
+    """Return the sorted names of the nodes that fail more often than chance explains.
+
+    Healthy nodes fail at random, all at one rate per node-day, whatever job they run. A node is
+    named if a healthy node fails at least as often, in as many days, with a probability below
+    `false_alarms` / the number of nodes in the log.
+    The rate is that of the nodes that are not named, because lemons raise the rate of all nodes,
+    and hide behind it: begin with all nodes, and repeat until the same nodes are named again.
+    log: [JobRecord, ...] in any order, not modified; at least one.
+    false_alarms: how many healthy nodes may be named on average, in a log without lemons.
+    Raises: ValueError unless `false_alarms` is above 0 and below half the number of nodes.
+    """
+    raise NotImplementedError("exercise lemon_nodes: about 12 lines")
+
+
+# %%
+lemon_nodes = check(lemon_nodes)
+
+# %% [markdown]
+# Nobody publishes such a log with its lemons named, so these logs are **emulated**: the number of nodes, the rate and the share of lemons are Meta's, and the rest is assumed (`help(make_job_log)`). First 100 logs without a lemon, then 24 lemons among 2,000 nodes, in logs of 2 to 16 weeks:
+
+# %% tags=["nbval-check-output"]
+quiet = [lemon_nodes(make_job_log(nodes=200, lemons=0, seed=seed)[0]) for seed in range(100)]
+print(f"of {len(quiet)} logs without a lemon, {sum(map(bool, quiet))} name a node")
+
+# %%
+counts = {"5% for each node": {}, "5% for all nodes": {}}
+for days in (14, 28, 56, 112):
+    log, lemons = make_job_log(days=days)
+    for rule, number in zip(counts, (0.05 * 2000, 0.05)):
+        named = {*lemon_nodes(log, number)}
+        counts[rule][days] = len(named & {*lemons}), len(named - {*lemons})
+plots.named_nodes(counts)
+
+# %% [markdown]
+# Look at the left bar of each pair: most of the nodes that it accuses are healthy. The right bar accuses none of them, and needs months. That is why Meta uses more signals than failures (XID errors, tickets, how often a node was taken out, failures of jobs on one node), over 28 days, and why a node that is named gets tests, not a verdict.
+
+# %% [markdown]
 # #### `recovery_policy`
 # > difficulty 5/5 · importance 3/5 · 50 minutes · about 30 lines · open: no recipe
 #
@@ -660,7 +747,6 @@ print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
 # - *Hot spares in the allocation.* `ft_launcher --nnodes=32:34` trains on 32 of 34 nodes, and the other two stand by. Your `recovery_policy` knows what they cost.
 # - *Local checkpoints.* `LocalCheckpointManager` saves each rank's part on its node's SSD or RAM disk, with copies on other ranks (`CliqueReplicationStrategy`), as Gemini does below. The shared file system then needs a save only now and then.
 # - *Straggler reports.* Its detector gives each rank a score from 0 to 1, against the fastest rank and against the rank's own best. Your `find_straggler` compares with the median.
-# - *Lemon nodes.* Some nodes fail again and again, and pass each check in between. Meta found them by their history (tickets, XID errors, jobs that exclude them, failures of jobs on them) and took them out, after which 4% of the jobs of 512 and more GPUs failed, instead of 14% (arXiv 2410.21680). So count failures by node, and not only by run.
 # - *Preemption* is a failure with a deadline: a SIGTERM, and some seconds later a SIGKILL (lab 15). The signal reaches the ranks in different steps, so they must agree on the step after which they save. Otherwise one of them waits in a collective that the others have left. `ranklab/trainer/stop_signal.py` does that.
 #
 # **Which checkpoint is known to be good?** The last one is only the newest. It may hold a NaN, a flipped bit, or the weights after a spike, and nobody notices for hours. So keep the last few for crashes, and one from each day for everything else. Call a checkpoint good when it has been loaded again, its checksums fit, and the held-out loss computed from it is as expected. Delete an old one only when a newer one is good.

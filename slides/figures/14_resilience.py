@@ -8,6 +8,7 @@ from ranklab.plots import clinic, resilience as plots
 from ranklab.resilience import goodput, optimal_interval, recovery_policy
 from ranklab.resilience.cluster import run_policy
 from ranklab.resilience.gaps import random_gaps, simulate
+from ranklab.resilience.lemons import lemon_nodes, make_job_log
 from ranklab.resilience.policy import daly_policy, oracle
 from ranklab.resilience.stream import Documents, PackedStream
 from ranklab.resilience.traces import DAY, HOUR, REGIMES, make_trace
@@ -61,3 +62,13 @@ def windows():
              "own count": [read(4, 0, 8), read(3, own, 4)]}
     whole = [window for windows in read(1, 0, 12)[0] for window in windows]
     return plots.windows_taken(lives, whole, 12, title=""), 8.2, 3.0
+
+
+def lemons():
+    counts = {"5% for each node": {}, "5% for all nodes": {}}
+    for days in (14, 28, 56, 112):
+        log, known = make_job_log(days=days)
+        for rule, number in zip(counts, (0.05 * 2000, 0.05)):
+            named = {*lemon_nodes(log, number)}
+            counts[rule][days] = len(named & {*known}), len(named - {*known})
+    return plots.named_nodes(counts, title=""), 8.2, 2.9

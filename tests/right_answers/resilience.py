@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.engine import device
-from ranklab.resilience import Health
+from ranklab.resilience import Health, poisson_tail
 
 
 def atomic_save__bytes_first_and_dot_tmp(state, path):
@@ -465,3 +465,41 @@ class PackedStream__two_cursors:
                 self.epoch, self.place = self.epoch + 1, 0
                 self.reorder()
         return torch.cat(parts) if is_own else None
+
+
+def lemon_nodes__one_at_a_time(log, false_alarms=0.05):
+    """The most significant node is taken out, then all others are judged anew."""
+    days, failures = {}, {}
+    for nodes, length, failed in log:
+        for node in nodes:
+            days[node] = days.get(node, 0) + length
+            failures[node] = failures.get(node, 0) + (node == failed)
+    limit, lemons = false_alarms / len(days), []
+    if not 0 < limit < 0.5:
+        raise ValueError("false_alarms")
+    while True:
+        rest = [node for node in days if node not in lemons]
+        rate = math.fsum(failures[n] for n in rest) / math.fsum(days[n] for n in rest)
+        worst = min(rest, key=lambda n: poisson_tail(failures[n], rate * days[n]))
+        if poisson_tail(failures[worst], rate * days[worst]) >= limit:
+            return sorted(lemons)
+        lemons.append(worst)
+
+
+def lemon_nodes__by_the_gamma_function(log, false_alarms=0.05):
+    """P(at least k) is the regularised incomplete gamma function of k; all nodes in one tensor."""
+    names = sorted({node for job in log for node in job.nodes})
+    place = {name: i for i, name in enumerate(names)}
+    if false_alarms <= 0 or 2 * false_alarms >= len(names):
+        raise ValueError("false_alarms")
+    days, counts = torch.zeros(2, len(names), dtype=torch.float64)
+    for job in log:
+        days[[place[node] for node in job.nodes]] += job.days
+        if job.failed:
+            counts[place[job.failed]] += 1
+    named = torch.zeros(len(names), dtype=torch.bool)
+    for _ in names:
+        mean = counts[~named].sum() / days[~named].sum() * days
+        chance = torch.where(counts > 0, torch.special.gammainc(counts.clamp(min=1), mean), 1.0)
+        named = chance < false_alarms / len(names)
+    return [name for name, is_lemon in zip(names, named.tolist()) if is_lemon]

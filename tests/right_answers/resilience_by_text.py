@@ -6,6 +6,7 @@ import math
 import os
 import re
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,32 @@ def recovery_policy__replay(state):
     if (nodes - state.running) * mean > nodes * price:
         return Decision(nodes, interval, spares, state.unsaved > C)
     return Decision(state.running, interval, spares, False)
+
+
+def lemon_nodes__least_count(log, false_alarms=0.05):
+    """For each node the least number of failures that is too many, by adding up probabilities."""
+    days, failures = defaultdict(float), defaultdict(int)
+    for job in log:
+        for node in job.nodes:
+            days[node] += job.days
+        if job.failed is not None:
+            failures[job.failed] += 1
+    if false_alarms <= 0 or false_alarms >= len(days) / 2:
+        raise ValueError(f"{false_alarms} false alarms")
+
+    def too_many(mean):
+        count, left, term = 0, 1.0, math.exp(-mean)
+        while left >= false_alarms / len(days):
+            left -= term
+            count += 1
+            term *= mean / count
+        return count
+
+    lemons = set()
+    while True:
+        others = [node for node in days if node not in lemons]
+        rate = sum(failures[node] for node in others) / sum(days[node] for node in others)
+        again = {node for node in days if failures[node] >= too_many(rate * days[node])}
+        if again == lemons:
+            return sorted(lemons)
+        lemons = again

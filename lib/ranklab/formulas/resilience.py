@@ -6,6 +6,7 @@ GPU_HOURS = 54 * 24 * 16384 / 419  # GPU-hours per unexpected interruption; Llam
 # Meta's research clusters, 150 million A100 hours (arXiv 2410.21680): hours between the failures of
 # a job, measured at 1,024 GPUs and projected by the paper's own model for more.
 RESEARCH_HOURS = {1024: 7.9, 16384: 1.8, 131072: 14 / 60}
+NODE_RATE = 6.5e-3  # failures per node-day of 8 A100s on RSC-1 (the same paper; 2.34e-3 on RSC-2)
 OPT_HOURS = 12 * 124  # node-hours per lost machine; OPT-175B: 124 nodes, 2 lost a day
 
 
@@ -51,3 +52,37 @@ def goodput(interval, checkpoint_seconds, mean_seconds, restart_seconds):
     # A round takes e^restart (e^round - 1) mean times: written so that nothing overflows.
     return work * math.exp(-restart - round_) / -math.expm1(-round_)
 
+
+
+def expected_ettr(interval, checkpoint_seconds, mean_seconds, restart_seconds):
+    """Return Meta's expected effective training time ratio, goodput() to first order.
+
+    Right while a failure is rare in an interval; below 0 if restarts take longer than a run lasts.
+    Paper: Kokolis et al., HPCA 2025 (arXiv 2410.21680), without time in the queue
+    Lab: 14
+    """
+    lost = (restart_seconds + interval / 2) / mean_seconds
+    return (1 - lost) / (1 + checkpoint_seconds / interval)
+
+
+def poisson_tail(count, mean):
+    """Return the probability of at least `count` events where `mean` are expected, at random.
+
+    Lab: 14
+    """
+    below, term = 0.0, math.exp(-mean)  # the probability of fewer; of exactly i
+    for i in range(count):
+        below += term
+        term *= mean / (i + 1)
+    return max(1 - below, 0.0)
+
+
+def spares_needed(mean, risk=0.01):
+    """Return the fewest spares that are all in use with a probability of at most `risk`.
+
+    mean: failures that are expected in the time of a repair.
+    """
+    spares = 0
+    while poisson_tail(spares + 1, mean) > risk:
+        spares += 1
+    return spares

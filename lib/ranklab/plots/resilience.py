@@ -161,6 +161,26 @@ def runs(numbers):
 
 
 @styled
+def named_nodes(results, title="5% for each node names mostly healthy nodes"):
+    """Draw the nodes that are named over the days of the log: lemons, and healthy nodes on top.
+
+    results: {rule: {days: (lemons named, healthy nodes named)}}
+    """
+    fig, ax = figure(8.2, 3.2)
+    days = [*next(iter(results.values()))]
+    for index, (rule, counts) in enumerate(results.items()):
+        at = [place + 0.4 * (index - 0.5) for place in range(len(days))]
+        lemons, healthy = zip(*(counts[each] for each in days))
+        bars(ax, at, lemons, 2 * index, f"{rule}: lemons", width=0.36)
+        bars(ax, at, healthy, 2 * index + 1, f"{rule}: healthy nodes", width=0.36, bottom=lemons)
+    ax.set_xticks(range(len(days)), [f"{each} days" for each in days])
+    ax.grid(axis="x", visible=False)
+    ax.set(title=title, xlabel="length of the log", ylabel="nodes that are named")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
 def policies(scores, title=None):
     """Draw groups of bars: the score of each policy in each regime of failures.
 

@@ -9,6 +9,7 @@
     health.py      health_check
     corruption.py  silent_corruption
     spike.py       loss_spike
+    lemons.py      lemon_nodes
     policy.py      recovery_policy: open, and judged by its score, so it has its own check
 """
 
@@ -17,6 +18,7 @@ from ranklab.checks.resilience.corruption import CORRUPTION
 from ranklab.checks.resilience.elastic import ELASTIC
 from ranklab.checks.resilience.health import HEALTH
 from ranklab.checks.resilience.interval import GOODPUT, INTERVAL
+from ranklab.checks.resilience.lemons import LEMONS
 from ranklab.checks.resilience.policy import POLICY
 from ranklab.checks.resilience.predictions import PREDICTIONS as NUMBERS
 from ranklab.checks.resilience.resume import RESUME
@@ -39,6 +41,7 @@ EXERCISES = (
     HEALTH,
     CORRUPTION,
     SPIKE,
+    LEMONS,
     POLICY,
     *bugs.exercises(*BUGS),
 )

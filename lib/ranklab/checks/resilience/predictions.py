@@ -3,7 +3,7 @@
 import math
 
 from ranklab.checks.exercise import Prediction
-from ranklab.formulas.resilience import GPU_HOURS, goodput, optimal_interval
+from ranklab.formulas.resilience import GPU_HOURS, NODE_RATE, goodput, optimal_interval
 from ranklab.resilience.neighbour import lost_together
 from ranklab.resilience.stream import windows_again
 from ranklab.resilience.traces import HOUR
@@ -11,6 +11,7 @@ from ranklab.resilience.traces import HOUR
 LLAMA = GPU_HOURS / 16384  # hours between failures
 YOUNG = math.sqrt(2 * 60 * LLAMA * HOUR) / 60
 DALY = optimal_interval(60, LLAMA * HOUR) / 60
+RESEARCH = 24 / (2048 * NODE_RATE)  # hours between failures, by the model
 SHARE = goodput(1200, 60, LLAMA * HOUR, 600)
 
 PREDICTIONS = (
@@ -55,6 +56,30 @@ PREDICTIONS = (
                   75: "that is the share that is skipped, and does not come again"},
         why=("48 ranks skip 720,000 windows, and 960,000 were trained on: 240,000 come again. From "
              "48 to 64 ranks, just as many would never come."),
+    ),
+    Prediction(
+        "resilience_mttf_hours", unit="hours", tolerance=0.02, solution="24 / (1024 / 8 * 0.0065)",
+        answer=lambda: 24 / (1024 / 8 * NODE_RATE),
+        hint="How many nodes has the job, and how many of them fail in a day?",
+        mistakes={24 / (1024 * NODE_RATE): "the rate is per node, and a node has 8 GPUs",
+                  1 / (128 * NODE_RATE): "those are days",
+                  24 / NODE_RATE: "that is one node: any of 128 stops the job",
+                  7.9: "that was measured; the model has no such number", RESEARCH: "that is the "
+                  "time on 16,384 GPUs"},
+        why="128 nodes fail 0.83 times a day together.",
+    ),
+    Prediction(
+        "resilience_restart_points", unit="points", tolerance=0.05,
+        answer=lambda: 100 * (goodput(840, 60, RESEARCH * HOUR, 60)
+                              - goodput(840, 60, RESEARCH * HOUR, 900)),
+        solution="100 * (resilience.goodput(840, 60, 6490, 60) - resilience.goodput(840, 60, 6490, "
+                 "900))",
+        hint="Call your goodput twice. What changes is the seconds of a restart.",
+        mistakes={100 * 840 / 6490: "that is to first order: other losses already take a part of "
+                  "the time", 100 * goodput(840, 60, RESEARCH * HOUR, 60): "that is the goodput "
+                  "itself", 100 * goodput(840, 60, RESEARCH * HOUR, 900): "that is the goodput "
+                  "before, not the gain"},
+        why="86% instead of 76%: each failure stops all GPUs for 14 minutes less.",
     ),
     Prediction(
         "resilience_neighbour_lost", unit="%", tolerance=0.02, solution="100 * 2 / 127",
