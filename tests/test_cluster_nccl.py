@@ -7,11 +7,15 @@ import pytest
 
 from ranklab.checks.cluster.nccl import CASES, COMPUTE
 from ranklab.checks.cluster.nccl_text import RUNS, written
+from ranklab.cluster.acceptance import (
+    ROW, SIZES, Suspects, crossing_pairs, emulated_outputs, pair_rounds, perf_text,
+    suspect_parts,
+)
 from ranklab.cluster.nccl import nccl_environment, node_bandwidth, selected
 from ranklab.cluster.nccl_log import (
     LOGS, NcclLog, nccl_lines, read_log, read_nccl_log, suspects,
 )
-from ranklab.plots.cluster_links import rings
+from ranklab.plots.cluster_links import pairs, rings
 
 
 @pytest.mark.parametrize("value, wanted", [
@@ -123,3 +127,42 @@ def test_work_numbers_belong_to_their_group():
 def test_slow_ways_have_other_names_too(via, words):
     said = suspects(NcclLog(links={(0, 0, 1): via}))
     assert len(said) == bool(words) and words in "".join(said)
+
+
+@pytest.mark.parametrize("count", range(34))
+def test_all_pairs_meet_once_in_the_fewest_rounds(count):
+    rounds = pair_rounds([*range(count)])
+    met = [frozenset(pair) for each in rounds for pair in each]
+    assert len(met) == len({*met}) == count * (count - 1) // 2
+    assert all(len({*sum(each, ())}) == 2 * len(each) for each in rounds)
+    assert len(rounds) == (count - 1 + count % 2 if count > 1 else 0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_parts_that_were_made_slow_are_named(seed):
+    slow = {"nodes": ("b0n3", "b3n1"), "uplinks": ("b1",), "pairs": (("b2n0", "b3n2"),)}
+    for names in ((), ("nodes",), ("uplinks",), ("pairs",), ("nodes", "pairs"), tuple(slow)):
+        case = {name: slow[name] for name in names}
+        right = Suspects(*([*case.get(name, ())] for name in slow))
+        assert suspect_parts(*emulated_outputs(5, 6, seed=seed, **case)) == right
+
+
+def test_perf_text_has_nccl_tests_columns():
+    rows = [*re.finditer(ROW, perf_text(360.0, ranks=16))]
+    assert [int(row["size"]) for row in rows] == [*SIZES]
+    assert rows[-1]["busbw"] == "360.00" and float(rows[0]["busbw"]) < 300
+    for row in rows:  # busbw = algbw 2 (n - 1) / n, and algbw = bytes / time
+        assert float(row["busbw"]) == pytest.approx(float(row["algbw"]) * 30 / 16, abs=0.02)
+        assert float(row["algbw"]) == pytest.approx(int(row["size"]) / float(row["us"]) / 1e3,
+                                                    rel=1e-3)
+    captured = ("  8589934592    2147483648     float     sum      -1    47535  180.71  338.82"
+                "      0    47743  179.92  337.35      0")
+    assert re.search(ROW, captured).group("busbw", "wrong") == ("338.82", "0")
+
+
+def test_the_figure_of_pairs():
+    fig = pairs(emulated_outputs(2, 3, uplinks=("b1",))[0])
+    square, = fig.axes[0].images
+    rates = square.get_array()
+    assert rates.shape == (6, 6)
+    assert (rates < 300).sum() == 2 * crossing_pairs(2, 3)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15 Cluster: where it really runs
 #
-# > 130 minutes, 110 more in a second sitting, 50 more with Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
+# > 130 minutes, 110 more in a second sitting, 90 more with Further · difficulty 4/5 · **laptop**: everything; a part that needs root, Slurm or Prometheus says so, and is skipped if you don't have it · **cluster**: the same scripts, by `sbatch` or `kubectl`
 
 # %% [markdown]
 # ## 1. Story
@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -623,6 +624,96 @@ for sharded in (True, False):
 # %% [markdown]
 # ### Further
 #
+# #### `pair_rounds`
+# > difficulty 2/5 · importance 4/5 · 15 minutes · about 8 lines
+#
+# **Accept the nodes before you train on them.** 32 nodes have come, and one bad cable makes every job on all of them slow, without a word about where it is. With nccl-tests, `all_reduce_perf -b 1G -e 16G -f 2`, write down the *busbw* of four things, and agree on the numbers before you sign:
+#
+# - **Each node alone.** 8 H200 reach 473 to 482 GB/s from 4 to 16 GiB, and 366 without NVLS, the sum in the NVSwitch (`NCCL_NVLS_ENABLE=0`). H100 has the same NVLink, 450 GB/s on paper. The lowest node is the suspect.
+# - **Every pair**: this exercise and the next one.
+# - **Two, four, eight, all nodes.** Four nodes of 8 H200, with 8 cards of 400 Gb/s each, reached 365 GB/s as a ring and 310 as NVLSTree, 91% and 78% of the 400 GB/s of their cards. We know no published number for 32 nodes of H100. Read NCCL's log in each run: only for a ring is busbw what the cards send.
+# - **One rail at a time.** With rails, card i of every node is on switch i. `NCCL_TESTS_SPLIT="MOD 8"` runs eight operations at once, each with one GPU of each node, so a slow rail stands out.
+#
+# (The numbers are from stas00/ml-engineering, 744d01e, some with its own benchmark in place of nccl-tests; the split from the README of nccl-tests, a0b82b2.)
+#
+# Pairs take time, and two pairs that share a node would share its links. Meta's gcm offers both ends: `check-nccl --pairwise` for all pairs, `--pairwise-quick` with each node once.
+#
+# **Predict.** A pair takes 2 minutes. How many minutes do all pairs of 32 nodes take at least, if as many pairs as possible run at once?
+
+# %%
+check(cluster_pair_minutes=...)
+
+# %% [markdown]
+# **Your target:** every pair once, in the fewest rounds: 31 for 32 nodes, where one pair after another needs 496. The check counts the rounds.
+
+# %%
+def pair_rounds(nodes):
+    """Return the rounds in which all pairs are measured: [[(node, node), ...], ...].
+
+    Each two nodes are a pair in exactly one round, in either order. In a round each node is in one
+    pair at most, so all pairs of a round run at once.
+    The rounds are as few as possible: nodes - 1, and one more for an odd number of nodes, because
+    one of them rests in each round. No nodes or one node have none.
+    nodes: different names, not modified.
+    """
+    raise NotImplementedError("exercise pair_rounds: about 8 lines")
+
+
+# %%
+pair_rounds = check(pair_rounds)
+
+# %% tags=["nbval-check-output"]
+for round_ in pair_rounds(["n0", "n1", "n2", "n3", "n4", "n5"]):
+    print(*("-".join(sorted(pair)) for pair in sorted(map(sorted, round_))))
+
+# %% [markdown]
+# #### `suspect_parts`
+# > difficulty 3/5 · importance 4/5 · 25 minutes · about 18 lines
+#
+# 496 outputs, and which part do you send back? *Leaf switches* join the nodes of a *block*, such as a rack or a scalable unit, and the block's *uplinks* lead through spine switches to the other blocks. A bad node is slow with everyone. Bad uplinks are slow only for pairs that cross them. You get the text of each pair in nccl-tests' own format (**emulated**: real numbers of 32 nodes are nobody's to publish), and ROW, a pattern for one of its lines:
+
+# %%
+from ranklab.cluster.acceptance import ROW, Suspects, emulated_outputs
+
+outputs, block_of = emulated_outputs(nodes=("b0n5",), uplinks=("b2",), pairs=(("b1n1", "b3n2"),))
+print(outputs["b0n0", "b0n1"])
+print(re.search(ROW, outputs["b0n0", "b0n1"]).groupdict())
+print(inspect.getsource(Suspects))
+
+# %%
+cluster_links.pairs(outputs)
+
+# %% [markdown]
+# Look for three things: a thin cross, a wide cross that is white where it meets itself, and one pair alone. Your function finds them from the texts:
+
+# %%
+def suspect_parts(outputs, block_of, share=0.9):
+    """Return the Suspects: which nodes and which blocks' uplinks make pairs slow.
+
+    outputs: {(node, node): the text that all_reduce_perf printed}, every pair once, in any order.
+    block_of: {node: its block}.
+    A pair has the busbw of its largest size, out of place. It is slow below `share` times the
+    median of all pairs; so is a pair with wrong values (#wrong is neither 0 nor N/A), and a pair
+    whose text has no line with numbers, because the test hung or died. (So no pair is slow if most
+    of them are: compare the median with the number that was agreed on.)
+    nodes: all pairs of the node are slow.
+    blocks: without these nodes, all pairs between this block and others are slow, and there is at
+        least one.
+    pairs: slow pairs, as in `outputs`, that have no suspect node and do not cross a suspect uplink.
+    """
+    raise NotImplementedError("exercise suspect_parts: about 18 lines")
+
+
+# %%
+suspect_parts = check(suspect_parts)
+
+# %% tags=["nbval-check-output"]
+print(suspect_parts(outputs, block_of))
+
+# %% [markdown]
+# Then the job's placement counts. With `topology/tree` Slurm knows the switches, and `--switches=1@60` waits up to an hour for nodes under one of them. `topology/block` (since 23.11) keeps a job within blocks of nodes, such as the racks of an NVL72, and `--segment` (24.05) says how many nodes must be together. NCCL uses adaptive routing on InfiniBand by default and not on RoCE (`NCCL_IB_ADAPTIVE_ROUTING`, user guide). RoCE needs PFC and ECN on all its switches for the traffic class of 4.2; if `ethtool -S` counts pause frames or drops there, look at them before you look at NCCL. We ran nothing of this paragraph, and nccl-tests on no more than one node.
+
+# %% [markdown]
 # #### `sick_rank_alarm`
 # > difficulty 5/5 · importance 4/5 · 50 minutes · about 20 lines · open: no recipe
 #
@@ -826,14 +917,7 @@ questions("15_cluster")
 #
 # Each job file trains a GPT of 70B parameters on 256 H100s. Its first lines say how to make the job small, what was validated and what was run. We submitted nothing to a cloud, and built no image. Three things cost most of the first days, and they differ from cloud to cloud. The first is *capacity*: 32 nodes of H100 can hardly be had on demand, so reserve them first. On AWS this is a capacity block or a capacity reservation, on SageMaker a training plan, on Google Cloud a reservation or its Dynamic Workload Scheduler; each job file shows the field as a comment. The second is the *network*: EFA needs the plugin aws-ofi-nccl in the image, Google's A3 High needs GPUDirect-TCPX, and A3 Mega needs TCPXO. Without them NCCL takes TCP, and only its log says so. If you set `NCCL_NET`, the job fails instead. The third thing is the *seconds* after a SIGTERM: `--signal` in Slurm, 120 s on SageMaker, a pod's terminationGracePeriodSeconds. A save must fit into them.
 #
-# **Accept the nodes before you train on them.** With nccl-tests, `all_reduce_perf -b 1G -e 16G -f 2`, write down the *busbw* of four things:
-#
-# - **Each node alone.** 8 H200 reach 473 to 482 GB/s from 4 to 16 GiB, and 366 without NVLS, the sum in the NVSwitch (`NCCL_NVLS_ENABLE=0`). H100 has the same NVLink, 450 GB/s on paper. The lowest node is the suspect.
-# - **Every pair.** 32 nodes have 496 pairs, which are 31 rounds of 16 pairs at once. A bad cable or port is slow in all pairs of its node, a bad uplink in the pairs that cross it. Meta's gcm does this as a health check: `check-nccl --pairwise`, or `--pairwise-quick` with each node once.
-# - **Two, four, eight, all nodes.** Four nodes of 8 H200, with 8 cards of 400 Gb/s each, reached 365 GB/s as a ring and 310 as NVLSTree, 91% and 78% of the 400 GB/s of their cards. We know no published number for 32 nodes of H100, so agree on one with the seller before you sign. Read NCCL's log in each run: only for a ring is busbw what the cards send.
-# - **One rail at a time.** `NCCL_TESTS_SPLIT="MOD 8"` runs eight operations at once, each with one GPU of each node, so a slow rail stands out.
-#
-# (The numbers are from stas00/ml-engineering, 744d01e, some with its own benchmark in place of nccl-tests; the split from the README of nccl-tests, a0b82b2.) Then the job's placement counts. With `topology/tree` Slurm knows the switches, and `--switches=1@60` waits up to an hour for nodes under one of them. `topology/block` (since 23.11) keeps a job within blocks of nodes, such as the racks of an NVL72, and `--segment` (24.05) says how many nodes must be together. NCCL uses adaptive routing on InfiniBand by default and not on RoCE (`NCCL_IB_ADAPTIVE_ROUTING`, user guide). RoCE needs PFC and ECN on all its switches for the traffic class of 4.2; if `ethtool -S` counts pause frames or drops there, look at them before you look at NCCL. We ran nothing in this paragraph.
+# Before the first job, accept the nodes: every pair, two, four, eight, all of them (`pair_rounds` under Further in section 4).
 #
 # We ran Ray Train eleven times on two busy cores. Ten runs took 52 to 187 s, went on from step 5 after a worker's death, and ended with the loss of an undisturbed run. In the other one Ray's own start timed out.
 

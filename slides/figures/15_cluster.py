@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ranklab.cluster.acceptance import emulated_outputs
 from ranklab.cluster.alarm import rule_alarm, score, sick_rank_alarm
 from ranklab.cluster.nccl import (
     Hca, Interface, Node, Topology, nccl_environment, node_bandwidth,
@@ -99,3 +100,8 @@ def storage():
     ax.minorticks_off()
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig, 7.8, 3.5
+
+
+def pairs():
+    outputs, _ = emulated_outputs(nodes=("b0n5",), uplinks=("b2",), pairs=(("b1n1", "b3n2"),))
+    return cluster_links.pairs(outputs, title=""), 5.6, 3.8

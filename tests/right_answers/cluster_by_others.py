@@ -3,9 +3,10 @@
 
 import re
 import shlex
-from collections import defaultdict
+from collections import defaultdict, deque
 from functools import reduce
 import numpy as np
+from ranklab.cluster.acceptance import ROW, Suspects
 from ranklab.cluster.nccl_log import COMM, ENQUEUED, LINK, RING, TREE, NcclLog, nccl_lines
 from ranklab.cluster.storage import StoragePlan
 
@@ -421,3 +422,77 @@ def storage_plan__numpy(load, system):
     return StoragePlan(save_seconds=save, save_bound=save_bound, restart_seconds=restart,
                        restart_bound=restart_bound, fits=together <= load.interval,
                        lost=1 - load.interval / turn)
+
+
+def pair_rounds__sums(nodes):
+    """In round r meet those whose numbers add up to r; whoever is left over meets the last node."""
+    odd = len(nodes) - (len(nodes) % 2 == 0)
+    rounds = []
+    for r in range(odd if len(nodes) > 1 else 0):
+        pairs = {frozenset((a, (r - a) % odd)) for a in range(odd)}
+        rounds.append([tuple(nodes[i] for i in (*pair, len(nodes) - 1)[:2]) for pair in pairs
+                       if len(pair) == 2 or odd < len(nodes)])
+    return rounds
+
+
+def pair_rounds__deque(nodes):
+    """Pop the fixed node, and rotate a deque of the others by two places."""
+    if len(nodes) < 2:
+        return []
+    others = deque([*nodes, *["nobody"] * (len(nodes) % 2)])
+    fixed, rounds = others.pop(), []
+    for _ in range(len(others)):
+        first, *rest = others
+        pairs = [(fixed, first), *((rest[i], rest[-1 - i]) for i in range(len(rest) // 2))]
+        rounds.append([pair for pair in pairs if "nobody" not in pair])
+        others.rotate(2)
+    return rounds
+
+
+def suspect_parts__matrix(outputs, block_of, share=0.9):
+    """A table of nodes by nodes; rows and rectangles that are all slow."""
+    names = [*block_of]
+    rate = np.full((len(names), len(names)), np.nan)
+    for (a, b), text in outputs.items():
+        lines = [line.split() for line in text.splitlines() if re.match(r" *\d", line)]
+        is_right = lines and not any(line[8].strip("0").isdigit() for line in lines)
+        i, j = names.index(a), names.index(b)
+        rate[i, j] = rate[j, i] = float(lines[-1][7]) if is_right else 0
+    slow = rate < share * np.nanmedian(rate)
+    np.fill_diagonal(slow, True)
+    bad = slow.all(1)
+    blocks = []
+    for block in {*block_of.values()}:
+        inside = np.array([block_of[name] == block for name in names])
+        across = slow[np.ix_(inside & ~bad, ~inside & ~bad)]
+        if across.size and across.all():
+            blocks.append(block)
+    left = [(a, b) for a, b in outputs
+            if slow[names.index(a), names.index(b)]
+            and not bad[names.index(a)] and not bad[names.index(b)]
+            and (block_of[a] == block_of[b] or not {block_of[a], block_of[b]} & {*blocks})]
+    return Suspects([name for name, is_bad in sorted(zip(names, bad)) if is_bad],
+                    sorted(blocks), sorted(left))
+
+
+def suspect_parts__removing(outputs, block_of, share=0.9):
+    """Slow pairs are a set, from which what is explained is taken out."""
+    rates = {}
+    for pair, text in outputs.items():
+        rates[pair] = 0
+        for match in re.finditer(ROW, text):
+            rates[pair] = float(match["busbw"])
+        if any(match["wrong"] not in "0 N/A" for match in re.finditer(ROW, text)):
+            rates[pair] = 0
+    limit = share * float(np.median([*rates.values()]))
+    slow, nodes, blocks = {pair for pair, rate in rates.items() if rate < limit}, [], []
+    fast = {node for pair in outputs if pair not in slow for node in pair}
+    nodes = sorted(block_of.keys() - fast)
+    rates = {pair: rate for pair, rate in rates.items() if not {*pair} & {*nodes}}
+    for block in sorted({*block_of.values()}):
+        across = [(a, b) for a, b in rates if (block_of[a] == block) != (block_of[b] == block)]
+        if across and all(pair in slow for pair in across):
+            blocks.append((block, across))
+    slow &= rates.keys()
+    slow -= {pair for _, across in blocks for pair in across}
+    return Suspects(nodes, [block for block, _ in blocks], sorted(slow))

@@ -1,7 +1,10 @@
 """Lab 15: right answers that were written from the lab's text alone."""
 
+import re
+
 import numpy as np
 
+from ranklab.cluster.acceptance import ROW, Suspects
 from ranklab.cluster.recordings import CLOCK, DATA, ECC, SECONDS, SYMBOLS
 
 
@@ -121,3 +124,52 @@ def sick_rank_alarm__votes(metrics):
         if ballots.max() >= seats:
             return int(ballots.argmax())
     return None
+
+
+def pair_rounds__clock(nodes):
+    """Seats on a clock: in round r seat r faces the centre, and the others their mirror image."""
+    seats = list(nodes)
+    if len(seats) % 2:
+        seats.append(None)
+    if not seats:
+        return []
+    centre, circle, rounds = seats[-1], seats[:-1], []
+    for r in range(len(circle)):
+        pairs = [(circle[r], centre)]
+        for step in range(1, len(circle) // 2 + 1):
+            pairs.append((circle[(r + step) % len(circle)], circle[(r - step) % len(circle)]))
+        pairs = [pair for pair in pairs if None not in pair]
+        if pairs:
+            rounds.append(pairs)
+    return rounds
+
+
+def suspect_parts__tallies(outputs, block_of, share=0.9):
+    """Count slow and all pairs of each node, then of each block."""
+    rates = {}
+    for pair, text in outputs.items():
+        best, rates[pair] = -1, 0.0
+        for row in re.finditer(ROW, text):
+            if int(row["size"]) > best:
+                best, rates[pair] = int(row["size"]), float(row["busbw"])
+        if any(row["wrong"] not in ("0", "N/A") for row in re.finditer(ROW, text)):
+            rates[pair] = 0.0
+    half = len(rates) // 2
+    order = sorted(rates.values())
+    median = order[half] if len(order) % 2 else (order[half - 1] + order[half]) / 2
+    is_slow = {pair: rate < share * median for pair, rate in rates.items()}
+
+    def all_slow(keys_of, pairs):
+        tally = {}
+        for pair in pairs:
+            for key in keys_of(pair):
+                tally.setdefault(key, []).append(is_slow[pair])
+        return sorted(key for key, each in tally.items() if all(each))
+
+    nodes = all_slow(lambda pair: pair, outputs)
+    rest = [(a, b) for a, b in outputs if a not in nodes and b not in nodes]
+    crossing = [(a, b) for a, b in rest if block_of[a] != block_of[b]]
+    blocks = all_slow(lambda pair: [block_of[node] for node in pair], crossing)
+    pairs = sorted(pair for pair in rest if is_slow[pair] and not (
+        pair in crossing and any(block_of[node] in blocks for node in pair)))
+    return Suspects(nodes, blocks, pairs)

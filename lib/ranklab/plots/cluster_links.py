@@ -1,5 +1,10 @@
 """The figures of lab 15 on networks: their speed, and the rings of an NCCL log over its nodes."""
 
+import re
+
+import numpy as np
+
+from ranklab.cluster.acceptance import ROW
 from ranklab.plots.style import FAINT, INK, TONES, bars, figure, styled
 
 MOST = 4  # rings to draw, at most
@@ -64,4 +69,27 @@ def networks(speeds, nbytes, title=None):
            if title is None else title,
            xlabel=f"GB/s out of a node; seconds for {nbytes / 1e9:.0f} GB")
     ax.grid(axis="y", visible=False)
+    return fig
+
+
+@styled
+def pairs(outputs, title="A slow node is a thin cross, slow uplinks are a wide one"):
+    """Draw a square for each pair of nodes, the darker the slower it is.
+
+    outputs: {(node, node): the text of all_reduce_perf}
+    """
+    nodes = [*dict.fromkeys(node for pair in outputs for node in pair)]
+    square = np.full((len(nodes), len(nodes)), np.nan)
+    for (a, b), text in outputs.items():
+        *_, largest = re.finditer(ROW, text)
+        for row, column in ((a, b), (b, a)):
+            square[nodes.index(row), nodes.index(column)] = float(largest["busbw"])
+    fig, ax = figure(6.4, 4.6)
+    shown = ax.imshow(square, cmap="Greys_r", vmin=0.5 * np.nanmax(square))
+    every = range(0, len(nodes), max(1, len(nodes) // 8))
+    ax.set_xticks(every, [nodes[i] for i in every], rotation=90)
+    ax.set_yticks(every, [nodes[i] for i in every])
+    ax.grid(visible=False)
+    ax.set(title=title)
+    fig.colorbar(shown, ax=ax, label="busbw of the pair, GB/s")
     return fig

@@ -7,6 +7,7 @@
 Then the exercise's own file. sick_rank_alarm is open and has a score, so it has its own check.
 """
 
+from ranklab.checks.cluster.acceptance import PAIR_ROUNDS, SUSPECT_PARTS
 from ranklab.checks.cluster.alarm import ALARM
 from ranklab.checks.cluster.manifest import MANIFEST
 from ranklab.checks.cluster.nccl import NCCL_ENVIRONMENT
@@ -24,5 +25,6 @@ EXERCISES = (
     MFU, STRAGGLER,
     MANIFEST,
     STORAGE,
+    PAIR_ROUNDS, SUSPECT_PARTS,
     ALARM,
 )

@@ -6,6 +6,7 @@ from ranklab.checks.cluster.nccl import COMPUTE, nodes
 from ranklab.checks.cluster.nccl_text import turning
 from ranklab.checks.cluster.storage import LLAMA
 from ranklab.checks.exercise import Prediction
+from ranklab.cluster.acceptance import pair_rounds
 from ranklab.cluster.nccl import Topology, node_bandwidth
 from ranklab.cluster.storage import TECTONIC, storage_plan
 from ranklab.cluster.stories import FLOPS, PEAK
@@ -79,5 +80,13 @@ PREDICTIONS = (
         mistakes={7 / 8**0.5: "that is the sample standard deviation, but Prometheus' stddev is "
                               "the population one", 3.0: "that can't be reached: compute what can",
                   7.0: "the slow rank also counts in the mean and in the deviation"},
-        why='So a rule of "three standard deviations" never fires, however slow the rank is.'),
+        why='So "three standard deviations" never fires, however slow the rank is.'),
+    Prediction(
+        "cluster_pair_minutes", unit="minutes", tolerance=0, solution="2 * (32 - 1)",
+        answer=lambda: 2.0 * len(pair_rounds([*range(32)])),
+        hint="How many pairs are there, and how many of them can run at once?",
+        mistakes={2 * 496.0: "that is one pair after another", 2 * 16.0: "16 pairs run at once, but "
+                  "a node has 31 other nodes to pair with", 2 * 32.0: "a node is not paired with itself",
+                  31.0: "those are rounds, of 2 minutes each", 496.0: "those are pairs"},
+        why="496 pairs in rounds of 16: 31 rounds. One after another they take 16.5 hours."),
 )
