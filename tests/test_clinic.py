@@ -6,6 +6,8 @@ import jupytext
 import pytest
 from conftest import ROOT
 
+from ranklab import launch
+from ranklab.clinic import flight
 from ranklab.clinic.all_cases import CASE, CASES
 from ranklab.clinic.case import compiled_program, edited_program, edited_source
 from ranklab.course import labs
@@ -84,3 +86,18 @@ def test_a_round_uses_the_detectors_that_it_is_given(detector, name):
     asked = []
     found = visit(case, **{detector: lambda seen: asked.append(seen) or []}).diagnosed
     assert asked and case.disease not in found and case.disease in visit(case).diagnosed
+
+
+def test_the_recorded_dumps_are_what_ranks_that_hang_write_and_torch_reads_them(tmp_path):
+    marks, files = tmp_path / "marks", tmp_path / "files"
+    marks.mkdir()
+    files.mkdir()
+    dumps, recorded = launch(flight._hung_grid, marks, ranks=4), flight.read_dumps()
+    for rank, dump in enumerate(dumps):
+        for name in ("process_group", "collective_seq_id", "retired", "input_sizes"):
+            calls = [[entry[name] for entry in each["entries"]] for each in (dump, recorded[rank])]
+            assert calls[0] == calls[1], (rank, name)
+    assert flight.not_waiting(recorded) == [2]
+    groups = {"0": range(4), "1": (0, 1), "2": (2, 3), "3": (0, 2), "4": (1, 3)}
+    flight.write_as_nccl(recorded, groups, files)
+    assert flight.torchs_verdict(files) == [("2", 6, "{2}"), ("3", 3, "{2}"), ("4", 3, "{3}")]

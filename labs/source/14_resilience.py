@@ -606,7 +606,7 @@ mean, spares = 24 * HOUR / (nodes * rate), spares_needed(nodes * rate)
 for way, minutes, extra in (("a new job, after a repair", 15, 0),
                             ("new processes, hot spares", 5, spares),
                             ("the same processes, hot spares", 1, spares)):
-    share, ettr = (f(14 * 60, 60, mean, 60 * minutes) for f in (resilience.goodput, expected_ettr))
+    share, ettr = (f(14 * 60, 60, mean, 60 * minutes) for f in (goodput, expected_ettr))
     print(f"{way:31} {minutes:2} min: goodput {share:.1%} (ETTR {ettr:.1%}); for each node paid, "
           f"with {extra} spares, {share * nodes / (nodes + extra):.1%}")
 

@@ -732,7 +732,39 @@ look(CASE["train_with_owners"].broken())
 del os.environ["TORCH_DISTRIBUTED_DEBUG"]
 
 # %% [markdown]
-# On GPUs torch's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`), and writes them to a file when the watchdog's time is up (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`). A dump is a pickle of one rank. Its `entries` are the calls, each with its group, its number in that group (`collective_seq_id`), a name such as `nccl:all_reduce`, the sizes and types of what goes in and comes out, the state (scheduled, started or completed) and the stack of Python lines. `pg_config` has the ranks of each group, and `pg_status` the numbers of the last call that was enqueued, started and completed. `torchfrtrace FOLDER` reads a file of every rank, puts calls of the same group and number side by side, and prints the first that differ in kind, size, type or state: the same idea as your `first_difference`. It has not been run here, because it needs NCCL's dumps: torch 2.13 records on gloo as well, but `torchfrtrace` stops at such a file.
+# On GPUs torch's *flight recorder* keeps each rank's last collectives (`TORCH_FR_BUFFER_SIZE=2000`), and writes them to a file when the watchdog's time is up (`TORCH_NCCL_DUMP_ON_TIMEOUT=1`). A dump is a pickle of one rank. Its `entries` are the calls, each with its group, its number in that group (`collective_seq_id`), a name such as `nccl:all_reduce`, the sizes and types of what goes in and comes out, the state (scheduled, started or completed) and the stack of Python lines. `pg_config` has the ranks of each group, and `pg_status` the numbers of the last call that was enqueued, started and completed.
+#
+# Here is a real dump of a hang. Four ranks form a grid of rows (0, 1), (2, 3) and columns (0, 2), (1, 3). In a step the ranks of a row add up an activation twice, the ranks of a column a gradient, and all ranks a loss. It was recorded with torch 2.13 on gloo, which writes the same entries, except that `state` stays "scheduled" and `retired` says whether a call is done. The last two calls of each rank:
+
+# %% tags=["nbval-check-output"]
+from ranklab.clinic import flight
+
+dumps = flight.read_dumps()
+groups = {"0": (0, 1, 2, 3), "1": (0, 1), "2": (2, 3), "3": (0, 2), "4": (1, 3)}
+for rank, dump in dumps.items():
+    for entry in dump["entries"][-2:]:
+        ranks = groups[entry["process_group"][0]]
+        print(f"rank {rank}: {entry['profiling_name']} of ranks {ranks}, call "
+              f"{entry['collective_seq_id']} of this group, sizes {entry['input_sizes'][0]}: "
+              f"{'done' if entry['retired'] else 'WAITS'}")
+
+# %% [markdown]
+# **Predict.** All four have come equally far in the group of all ranks. Which rank do you look at first?
+
+# %%
+check(clinic_flight_rank=...)
+
+# %% [markdown]
+# `torchfrtrace FOLDER` reads a file of every rank, puts calls of the same group and number side by side, and prints the first that differ in kind, size, type or state: the same idea as your `first_difference`. It knows NCCL only, so the dumps get what gloo leaves out: the ranks of each group, and "started" for a call that is not done. Its verdict has a line for each group in which somebody is missing:
+
+# %% tags=["nbval-check-output"]
+with tempfile.TemporaryDirectory() as folder:
+    flight.write_as_nccl(dumps, groups, Path(folder))
+    for group, number, missing in flight.torchs_verdict(folder):
+        print(f"call {number} of ranks {groups[group]}: missing {missing}")
+
+# %% [markdown]
+# Two ranks are called missing. But one of them waits itself, in another group: follow the waits until you reach a rank that waits for nobody. Then read the stack of its process (`py-spy dump`), because the recorder knows only that no call came.
 #
 # **`ranklab diagnose`** observes a program that knows nothing of it, and looks for the clinic's twenty-one diseases and eight more. Here it gets a plain script with torch's DDP, in which all ranks draw the same numbers:
 

@@ -11,6 +11,7 @@ case.py defines an incident. The fixed programs, each with the edits that break 
     run_state.py      precision, memory, data files, checkpoints, a resumed run; shards.py
     all_cases.py      all incidents
     look.py           look(), which runs a program and prints what its ranks return
+    flight.py         torch's flight recorder: dumps of a hang, and who is waited for
     symptoms.py       the symptoms of each disease: a measured table
 
 Then the parts of `ranklab diagnose`; read them in this order:
@@ -24,5 +25,5 @@ Then the parts of `ranklab diagnose`; read them in this order:
     hooks.py, wrappers.py  attach the observer to a program
 """
 
-__all__ = ["all_cases", "case", "detectors", "diagnose", "hooks", "look", "shards", "symptoms",
-           "trace"]
+__all__ = ["all_cases", "case", "detectors", "diagnose", "flight", "hooks", "look", "shards",
+           "symptoms", "trace"]

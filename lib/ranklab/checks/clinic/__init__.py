@@ -9,6 +9,7 @@
 """
 
 from ranklab.checks.clinic.bugs import exercises, predictions
+from ranklab.checks.clinic.causes import FLIGHT
 
 __all__ = ["EXERCISES", "PREDICTIONS"]
 
@@ -16,6 +17,6 @@ EXERCISES = exercises(
     "train_with_owners", "first_difference", "train_on_a_grid", "circle_of_waits",
     "train_until_good", "moving_curve", "half_digits", "long_steps", "own_limit", "steps_behind",
     "validated_digits", "stored_digits")
-PREDICTIONS = predictions(
+PREDICTIONS = (*predictions(
     "train_with_owners", "train_on_a_grid", "train_until_good", "moving_curve", "half_digits",
-    "long_steps", "validated_digits", "stored_digits")
+    "long_steps", "validated_digits", "stored_digits"), FLIGHT)

@@ -5,6 +5,7 @@ Every number was measured on the programs as they were found, with their own set
 
 from ranklab.checks.exercise import Prediction
 from ranklab.clinic.all_cases import CASE
+from ranklab.clinic.flight import not_waiting, read_dumps
 
 
 def _cause_of(name, *against, why, hint):
@@ -237,3 +238,12 @@ PREDICTIONS = (
         why=('state["step"] is 8, 4, 8 and 8 on the four ranks. Once fixed, the run continues from '
              "the newest step that all ranks have, and loses only what came after it.")),
 )
+
+FLIGHT = Prediction(
+    "clinic_flight_rank", solution="2", tolerance=0,
+    answer=lambda: float(not_waiting(read_dumps())[0]),
+    hint="Who waits for whom? Follow the waits until you reach a rank that waits for nobody.",
+    mistakes={0: "it waits in its column for rank 2, which has not come to that call",
+              1: "it waits in its column for rank 3, which waits itself",
+              3: "it is missing in a column, but waits itself, in its row, for rank 2"},
+    why="Rank 2 has finished all that it has begun. 0 and 3 wait for it, and 1 waits for 3.")

@@ -301,9 +301,9 @@ SUSPECT_PARTS = Proof(
     ), hints=(
         "Draw the pairs as a table of nodes by nodes. Which pairs are slow if a node is, and which "
         "if the uplinks of a block are?",
-        "First a number for each pair, and the slow ones by the median. Then the nodes all of "
-        "whose pairs are slow. Without these nodes, the blocks all of whose pairs to other blocks are "
-        "slow. What is left of the slow pairs is for a second measurement.",
+        "First a number for each pair, and the slow ones by the median. Then the nodes "
+        "whose pairs are all slow. Without these nodes, the blocks whose pairs to other blocks are "
+        "all slow. What is left of the slow pairs is for a second measurement.",
         "rows = [*re.finditer(ROW, text)]; row['busbw'] of the largest int(row['size']), 0.0 if "
         "there is none or a row['wrong'] is neither '0' nor 'N/A'; slow = {pair for pair in busbw "
         "if busbw[pair] < share * statistics.median(busbw.values())}",

@@ -85,8 +85,9 @@ PREDICTIONS = (
         "cluster_pair_minutes", unit="minutes", tolerance=0, solution="2 * (32 - 1)",
         answer=lambda: 2.0 * len(pair_rounds([*range(32)])),
         hint="How many pairs are there, and how many of them can run at once?",
-        mistakes={2 * 496.0: "that is one pair after another", 2 * 16.0: "16 pairs run at once, but "
-                  "a node has 31 other nodes to pair with", 2 * 32.0: "a node is not paired with itself",
+        mistakes={2 * 496.0: "that is one pair after another",
+                  2 * 16.0: "16 pairs run at once, but each node has 31 others to pair with",
+                  2 * 32.0: "a node is not paired with itself",
                   31.0: "those are rounds, of 2 minutes each", 496.0: "those are pairs"},
         why="496 pairs in rounds of 16: 31 rounds. One after another they take 16.5 hours."),
 )
