@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 Expert parallelism: a token visits a few of many experts
 #
-# > 150 minutes, 57 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
+# > 150 minutes, 100 more with Further · difficulty 4/5 · **laptop**: everything, with real processes · **GPUs**: the same cells, on NCCL
 
 # %% [markdown]
 # ## 1. Story
@@ -14,6 +14,7 @@
 
 # %%
 import importlib.util
+import math
 
 import torch
 import torch.distributed as dist
@@ -391,6 +392,110 @@ def place_experts(chosen, n_experts, ranks, slots, per_node):
 place_experts = check(place_experts)
 
 # %% [markdown]
+# #### `dispatch_once`
+# > difficulty 4/5 · importance 4/5 · 25 minutes · about 10 lines
+#
+# Inside a node rows travel over NVLink. Between nodes they take a card that is several times slower. In `dispatch_tokens` a token with three experts on another node crosses three times. DeepEP sends it once, to the GPU of that node that has the same number there, and that GPU passes it on to the others over NVLink.
+#
+# **Predict.** 256 experts on 8 nodes, and each token's 8 experts are drawn evenly. Sent once for each expert, a token crosses to other nodes 7 times on average. How often does it cross if each of them gets it once?
+
+# %%
+check(moe_node_crossings=...)
+
+# %% [markdown]
+# You already have a tool that sends rows to experts over any group. What would the experts be, so that it sends rows to nodes? The rank in the middle must also learn which experts a row is for. The check counts the bytes that leave the node, and prints them next to the library's.
+
+# %%
+def dispatch_once(x, chosen, n_experts, inside, across):
+    """Send the rows of x to their experts' ranks, over the slow link once to each node.
+
+    There are M nodes of L ranks. A row for another node crosses to the rank there that has the same
+    number in its node as this rank, together with its k choices. That rank sends it on inside the
+    node, once for each of its experts there.
+    Node m has experts m E/M to (m+1) E/M - 1, spread over its ranks as in dispatch_tokens.
+    inside, across: the groups of node_groups (lab 02): this rank's node, its peers on all nodes.
+    Returns: (rows, counts). The rows for this rank are sorted by expert, in any order within one
+        expert. counts has the number of rows for each expert of this rank, a tensor or a list.
+    The arguments are not modified. Gradients add up inside the node, and cross once.
+    Shape: x (N, C); chosen (N, k), int64, -1 for none; rows (n, C), in the dtype of x.
+    Cost: between nodes, for each row and each other node that has one of its experts, the row and
+        8 k bytes, and 16 bytes to each other node; backward repeats the rows.
+    Raises: ValueError if M L does not divide E.
+    """
+    M, L, k = dist.get_world_size(across), dist.get_world_size(inside), chosen.shape[1]
+    raise NotImplementedError("exercise dispatch_once: about 10 lines")
+
+
+# %%
+dispatch_once = check(dispatch_once)
+
+# %% [markdown]
+# How much does that save? It depends on how many of a token's experts share a node. Here 8 of 256 experts are drawn evenly, for more and more nodes. The third line has DeepSeek-V3's limit, at most 4 nodes:
+
+# %%
+nodes = (2, 4, 8, 16, 32, 64)
+once, each = zip(*(ep.even_crossings(8, 256, M) for M in nodes))
+plots.crossings(nodes, {"once for each expert": each, "once to each node": once,
+                        "at most 4 nodes": [min(4, crossed) for crossed in once]})
+
+# %% [markdown]
+# Compare the lines at 8 nodes: there, once to each node saves only a third of the crossings, and the limit brings it to 43%. On the way back the same is done in reverse: DeepEP adds up a token's outputs inside the node, and the sum crosses once. Your backward already does that with the gradients.
+
+# %% [markdown]
+# #### `mxfp8_all_to_all`
+# > difficulty 3/5 · importance 4/5 · 18 minutes · about 9 lines
+#
+# Rows can also be made smaller. `torch.float8_e4m3fn` has a sign, 4 bits for the power of two, and 3 bits after the leading one. Its largest number is 448, so numbers must be scaled first. In MXFP8, the format of Blackwell GPUs, each 32 numbers share a scale of one byte, a power of two.
+#
+# OCP's specification rounds that scale down, so that the largest numbers of a block may exceed 448, and are cut off. NVIDIA saw training diverge with it. With the scale rounded up, an 8B model trained on 15T tokens (arXiv 2506.08027). torchao calls this rounding RCEIL, and so will you.
+
+# %%
+def mxfp8_all_to_all(x, to, came, group=None):
+    """Exchange rows as AllToAll does, in the format MXFP8; return them in the dtype of x.
+
+    Each 32 consecutive numbers of a row are a block. A block is divided by its scale and rounded to
+    float8_e4m3fn, whose largest number is 448. The scale is the smallest power of two for which no
+    number of the block exceeds 448 (a block of zeros may have any). It travels as one byte, its
+    exponent + 127. The receiver multiplies again.
+    There is no gradient.
+    Shape: x (n, C), finite; the result (sum of came, C).
+    Cost: 1 + 1/32 bytes a number; at most two all-to-alls.
+    Raises: ValueError if 32 does not divide C.
+    """
+    # torch.frexp takes a power of two out of a number, and torch.ldexp multiplies by one. Send
+    # bytes: not every backend takes the 8-bit types, but x.view(torch.uint8) always travels.
+    raise NotImplementedError("exercise mxfp8_all_to_all: about 9 lines")
+
+
+# %%
+mxfp8_all_to_all = check(mxfp8_all_to_all)
+
+# %% [markdown]
+# What does a scale for each 32 numbers buy? In these rows every 512th number is an outlier, which we make larger and larger. We look at the error of all *other* numbers, with your function and with torch's casts:
+
+# %%
+def rounding_errors(size):
+    x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).to(device())
+    x[:, ::512] *= size
+    row = x.abs().amax(1, keepdim=True)
+    rounded = {"MXFP8": mxfp8_all_to_all(x, [64], [64]),
+               "float8, a scale a row": (x * 448 / row).to(torch.float8_e4m3fn).float() * row / 448,
+               "int8, a scale a row": (x * 127 / row).round() * row / 127,
+               "bfloat16": x.bfloat16().float()}
+    others = torch.arange(4096) % 512 > 0
+    return {name: ((y - x)[:, others].norm() / x[:, others].norm()).item()
+            for name, y in rounded.items()}
+
+
+sizes = [10**power for power in range(7)]
+plots.rounding(sizes, launch(lambda: [rounding_errors(size) for size in sizes], ranks=1)[0])
+
+# %% [markdown]
+# Follow each line from the left: it rises where the outliers push the other numbers below its smallest step. With steps of equal size (int8) that is soon, with an exponent in each number late, and with a scale for each 32 numbers one in 16 blocks suffers.
+#
+# 33 bytes instead of 64 are not half the time. On four B200s in one node, torchao's 8-bit rows travelled 1.7 times as fast as bf16, but rounding, and sending scales, took the gain back (pull request 3203). So torchtitan's draft (pull request 2250) does not convert back: the expert's product takes the 8-bit rows as they came. Between nodes the rows themselves take longer, so there is more to win.
+
+# %% [markdown]
 # #### `chunked_scan`
 # > difficulty 3/5 · importance 3/5 · 12 minutes · about 7 lines
 #
@@ -594,7 +699,7 @@ questions("11_expert_parallel")
 # **What we left out**
 #
 # - **Expert choice**: the experts choose tokens (arXiv 2202.09368). Loads are even by construction, but a token's experts depend on later tokens.
-# - **Sending a token once** to a rank or node that has several of its experts. Ours sends it once for each expert.
+# - **Sending a token once to a rank** that has several of its experts. Ours sends it once for each expert, also inside a node (`dispatch_once`).
 # - **Changing the plan while training**: `place_experts` says where experts should stand, but we do not move their weights and optimizer states.
 # - **Backward of `chunked_scan`**: the same scan from the last rank to the first.
 #

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from ranklab.expert_parallel import Sent, scan
-from ranklab.expert_parallel.dispatch import AllToAll
+from ranklab.expert_parallel.dispatch import AllToAll, dispatch_tokens
 from ranklab.expert_parallel.place import chosen_together
 
 
@@ -188,3 +188,88 @@ def top_k_route__float64(logits, k, renormalize=True, bias=None):
     chosen = scores.argsort(dim=-1, descending=True, stable=True)[..., :k]
     w = logits.gather(-1, chosen).softmax(-1) if renormalize else P.gather(-1, chosen)
     return chosen, w.float()
+
+
+def dispatch_once__masks_and_loops(x, chosen, n_experts, inside, across):
+    """A mask of nodes, lists of tokens, and a table of counts for the second hop."""
+    M, L, k = dist.get_world_size(across), dist.get_world_size(inside), chosen.shape[1]
+    if n_experts % (M * L):
+        raise ValueError(f"{n_experts} experts, {M} x {L} ranks")
+    each, per_rank, m = n_experts // M, n_experts // (M * L), dist.get_rank(across)
+    nodes = [((chosen >= n * each) & (chosen < (n + 1) * each)).any(1).nonzero()[:, 0]
+             for n in range(M)]
+    to = [len(tokens) for tokens in nodes]
+    came = torch.zeros(M, dtype=torch.long, device=x.device)
+    dist.all_to_all_single(came, torch.tensor(to, device=x.device), group=across)
+    order = torch.cat(nodes)
+    rows = AllToAll.apply(x[order], to, came.tolist(), across)
+    choices = torch.zeros(len(rows), k, dtype=torch.long, device=x.device)
+    dist.all_to_all_single(choices, chosen[order], came.tolist(), to, group=across)
+    places = [(choices == e).any(1).nonzero()[:, 0] for e in range(m * each, (m + 1) * each)]
+    counts = torch.tensor([len(place) for place in places], device=x.device)
+    theirs = torch.zeros_like(counts)
+    dist.all_to_all_single(theirs, counts, group=inside)
+    theirs = theirs.view(L, per_rank)
+    rows = AllToAll.apply(rows[torch.cat(places)], counts.view(L, per_rank).sum(1).tolist(),
+                          theirs.sum(1).tolist(), inside)
+    parts = rows.split(theirs.flatten().tolist())
+    return (torch.cat([parts[rank * per_rank + e] for e in range(per_rank) for rank in range(L)]),
+            theirs.sum(0).tolist())
+
+
+def dispatch_once__by_one_bit_each(x, chosen, n_experts, inside, across):
+    """With the rows go the bits of a node's experts, in one whole number a row."""
+    M, L = dist.get_world_size(across), dist.get_world_size(inside)
+    if n_experts % (M * L):
+        raise ValueError(f"{n_experts} experts, {M} x {L} ranks")
+    each = n_experts // M
+    hot = torch.zeros(len(x), n_experts + 1, dtype=torch.long, device=x.device)
+    hot = hot.scatter(1, chosen.where(chosen >= 0, n_experts), 1)[:, :-1].view(len(x), M, each)
+    bits = (hot << torch.arange(each, device=x.device)).sum(2)  # (N, M)
+    nodes = torch.arange(M, device=x.device).where(bits > 0, -1)
+    rows, sent = dispatch_tokens(x, nodes, M, across)
+    mine = AllToAll.apply(bits.flatten()[sent.order], sent.to, sent.came, across)
+    numbers = torch.arange(each, device=x.device)
+    here = numbers.where((mine[:, None] >> numbers) & 1 > 0, -1)
+    rows, sent = dispatch_tokens(rows, here, each, inside)
+    return rows, sent.counts
+
+
+def mxfp8_all_to_all__one_message(x, to, came, group=None):
+    """Scales by torch's own 8-bit type, and one all-to-all of 33 bytes for 32 numbers."""
+    if x.shape[1] % 32:
+        raise ValueError(f"{x.shape[1]} numbers a row")
+    blocks = x.double().reshape(len(x), -1, 32)
+    scale = torch.exp2((blocks.abs().amax(2) / 448).clamp(min=2.0**-126).log2().ceil()).float()
+    numbers = (blocks.float() / scale[..., None]).to(torch.float8_e4m3fn)
+    wire = torch.cat([numbers.view(torch.uint8),
+                      scale.to(torch.float8_e8m0fnu).view(torch.uint8)[..., None]], 2)
+    wire = AllToAll.apply(wire, to, came, group)
+    scale = wire[..., 32].contiguous().view(torch.float8_e8m0fnu).float()
+    numbers = wire[..., :32].contiguous().view(torch.float8_e4m3fn).float()
+    return (numbers * scale[..., None]).flatten(1).to(x.dtype)
+
+
+def mxfp8_all_to_all__block_by_block(x, to, came, group=None):
+    """Loops over blocks; the scale is doubled until the block fits."""
+    n, C = x.shape
+    if C % 32:
+        raise ValueError(f"32 does not divide {C}")
+    numbers = torch.zeros(n, C, dtype=torch.uint8, device=x.device)
+    scales = torch.zeros(n, C // 32, dtype=torch.uint8, device=x.device)
+    for i in range(n):
+        for b in range(C // 32):
+            block = x[i, 32 * b:32 * b + 32].double()
+            largest, power = block.abs().max().item(), -100
+            while largest > 448 * 2.0**power:
+                power += 1
+            numbers[i, 32 * b:32 * b + 32] = (block * 2.0**-power).float().to(
+                torch.float8_e4m3fn).view(torch.uint8)
+            scales[i, b] = power + 127
+    sizes = list(came), list(to)
+    got = [torch.zeros(sum(came), each.shape[1], dtype=torch.uint8, device=x.device)
+           for each in (numbers, scales)]
+    for space, each in zip(got, (numbers, scales)):
+        dist.all_to_all_single(space, each, *sizes, group=group)
+    exponent = (got[1].double() - 127).repeat_interleave(32, 1)
+    return (got[0].view(torch.float8_e4m3fn).double() * 2.0**exponent).to(x.dtype)

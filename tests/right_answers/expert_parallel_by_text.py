@@ -5,8 +5,9 @@ import random
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from ranklab.expert_parallel import chosen_together
+from ranklab.expert_parallel import AllToAll, chosen_together
 
 
 def copies_of(loads, slots):
@@ -207,3 +208,51 @@ def place_experts__spectrum(chosen, n_experts, ranks, slots, per_node):
         home[i], home[j] = home[j], home[i]
     return [row for node in range(nodes)
             for row in packed(expert_of[home == node].tolist(), share, per_node, slots)]
+
+
+def dispatch_once__pairs(x, chosen, n_experts, inside, across):
+    """Pairs (token, node), then pairs (row, expert), as lists; experts travel with both hops."""
+    nodes, ranks = dist.get_world_size(across), dist.get_world_size(inside)
+    if n_experts % (nodes * ranks):
+        raise ValueError(f"{nodes} x {ranks} ranks, {n_experts} experts")
+    of_node, of_rank = n_experts // nodes, n_experts // (nodes * ranks)
+
+    def exchange(rows, labels, targets, group):
+        """Send row i and its label to targets[i], which is sorted."""
+        size = dist.get_world_size(group)
+        to = [targets.count(r) for r in range(size)]
+        came = torch.empty(size, dtype=torch.int64, device=x.device)
+        dist.all_to_all_single(came, torch.tensor(to, device=x.device), group=group)
+        came = came.tolist()
+        return [AllToAll.apply(each, to, came, group) for each in (rows, labels)]
+
+    wanted = chosen.tolist()
+    pairs = sorted({(e // of_node, token) for token, experts in enumerate(wanted)
+                    for e in experts if e >= 0})
+    tokens = torch.tensor([token for _, token in pairs], dtype=torch.int64, device=x.device)
+    rows, labels = exchange(x[tokens], chosen[tokens], [node for node, _ in pairs], across)
+    first = dist.get_rank(across) * of_node
+    pairs = sorted((e - first, row) for row, experts in enumerate(labels.tolist())
+                   for e in experts if first <= e < first + of_node)
+    places = torch.tensor([row for _, row in pairs], dtype=torch.int64, device=x.device)
+    experts = torch.tensor([[e] for e, _ in pairs], dtype=torch.int64, device=x.device)
+    rows, labels = exchange(rows[places], experts.view(-1, 1), [e // of_rank for e, _ in pairs],
+                            inside)
+    labels = labels[:, 0] % of_rank
+    return rows[labels.argsort()], labels.bincount(minlength=of_rank)
+
+
+def mxfp8_all_to_all__bits_of_a_float(x, to, came, group=None):
+    """The exponent is read from the bits of largest / 448; any bit behind it rounds it up."""
+    n, C = x.shape
+    if C % 32:
+        raise ValueError(f"rows of {C} numbers have no whole blocks of 32")
+    blocks = x.float().reshape(-1, 32)
+    bits = (blocks.abs().max(dim=1).values / 448).view(torch.int32)
+    byte = (bits >> 23) + ((bits & 0x7FFFFF) > 0)
+    byte = byte.clamp(1, 254)
+    numbers = (blocks * torch.pow(2.0, 127.0 - byte)[:, None]).to(torch.float8_e4m3fn)
+    sent = [numbers.view(torch.uint8).view(n, C), byte.to(torch.uint8).view(n, C // 32)]
+    numbers, byte = (AllToAll.apply(each, to, came, group) for each in sent)
+    scale = torch.pow(2.0, byte.float() - 127).repeat_interleave(32, dim=1)
+    return (numbers.view(torch.float8_e4m3fn).float() * scale).to(x.dtype)

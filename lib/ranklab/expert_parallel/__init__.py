@@ -9,6 +9,8 @@ Those three are the idea. Then:
     training.py   ExpertParallel: the training loop's view
     traffic.py    moe_traffic, moe_parameters: formulas
     place.py      place_experts: which rank gets which experts, by a trace of loads
+    once.py       dispatch_once: over the slow link once to a node
+    mx.py         mxfp8_all_to_all: rows travel in 8 bits
     scan.py       chunked_scan: a state-space model's scan over ranks
 
 Ranks with different experts take different rows: for all other weights they are data-parallel ranks
@@ -19,6 +21,8 @@ Ranks with different experts take different rows: for all other weights they are
 from ranklab.expert_parallel.dispatch import AllToAll, Sent, combine_tokens, dispatch_tokens
 from ranklab.expert_parallel.gradients import expert_gradients
 from ranklab.expert_parallel.layer import MoE, MoEConfig, layers_of, moe_gpt
+from ranklab.expert_parallel.mx import mxfp8_all_to_all
+from ranklab.expert_parallel.once import crossings, dispatch_once, even_crossings
 from ranklab.expert_parallel.place import chosen_together, place_experts, placement_score
 from ranklab.expert_parallel.route import (
     balance_bias, capacity, expert_slots, load_balance_loss, router_z_loss, top_k_route,
@@ -29,7 +33,8 @@ from ranklab.expert_parallel.training import ExpertParallel, spread_experts
 
 __all__ = [
     "AllToAll", "ExpertParallel", "MoE", "MoEConfig", "Sent", "balance_bias", "capacity",
-    "chosen_together", "chunked_scan", "combine_tokens", "dispatch_tokens", "expert_gradients",
-    "expert_slots", "layers_of", "load_balance_loss", "moe_gpt", "moe_parameters", "moe_traffic",
+    "chosen_together", "chunked_scan", "combine_tokens", "crossings", "dispatch_once",
+    "dispatch_tokens", "even_crossings", "expert_gradients", "expert_slots", "layers_of",
+    "load_balance_loss", "moe_gpt", "moe_parameters", "moe_traffic", "mxfp8_all_to_all",
     "place_experts", "placement_score", "router_z_loss", "scan", "spread_experts", "top_k_route",
 ]

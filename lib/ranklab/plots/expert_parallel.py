@@ -123,3 +123,47 @@ def placed(before, after, title="Load of each rank"):
     ax.set(title=title, xlabel="rank", ylabel="times the mean", xticks=range(len(before)))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
+
+
+@styled
+def crossings(nodes, ways, title=None):
+    """Draw how often a token crosses to other nodes, by the number of nodes.
+
+    ways: {name: [mean of crossings for each number of nodes]}; the first sends for each expert
+    """
+    fig, ax = figure(7.4, 3.2)
+    for index, (name, values) in enumerate(ways.items()):
+        line(ax, nodes, values, index, name)
+    if title is None:
+        first, second = list(ways.values())[:2]
+        saved = [1 - b / a for a, b in zip(first, second)]
+        title = (f"Once to a node saves {saved[0]:.0%} between {nodes[0]} nodes, "
+                 f"{saved[-1]:.0%} between {nodes[-1]}")
+    ax.set_xscale("log", base=2)
+    ax.set(title=title, xlabel="nodes over which the experts are spread", xticks=nodes,
+           xticklabels=nodes, ylabel="crossings of a token", ylim=(0, None))
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig
+
+
+@styled
+def rounding(sizes, errors, title=None):
+    """Draw the relative error of the numbers that are not outliers, by the size of the outliers.
+
+    errors: for each size, {name of the format: relative error}
+    """
+    fig, ax = figure(7.4, 3.2)
+    names = [*errors[0]]
+    for index, name in enumerate(names):
+        line(ax, sizes, [each[name] for each in errors], index, name)
+    if title is None:
+        at = min(range(len(sizes)), key=lambda i: abs(sizes[i] - 1000))
+        title = f"Outliers of {sizes[at]:,} times: " + ", ".join(
+            f"{name.split(',')[0]} is off by {errors[at][name]:.2g}" for name in names[:3:2])
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set(title=title, xlabel="outliers, times the other numbers",
+           ylabel="relative error\nof the other numbers", ylim=(1e-3, 2))
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return fig

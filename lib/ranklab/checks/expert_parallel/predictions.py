@@ -1,6 +1,7 @@
 """The numbers that a learner of lab 11 predicts before running anything."""
 
 from ranklab.checks.exercise import Prediction
+from ranklab.expert_parallel.once import even_crossings
 from ranklab.expert_parallel.route import expert_slots
 
 # Mixtral 8x7B: its config.json. Three matrices in an expert, grouped queries, an untied head.
@@ -9,6 +10,7 @@ EXPERT = 3 * C * F
 OUTSIDE = LAYERS * (2 * C * C + 2 * C * 1024 + E * C + 2 * C) + 2 * 32000 * C + C
 ALL = OUTSIDE + LAYERS * E * EXPERT
 ROWS = 4096 * K * 7 / 8 * C * 2
+EMPTY = 1 - even_crossings(8, 256, 8)[0] / 7  # the probability that a node has none of 8 experts
 
 PREDICTIONS = (
     Prediction(
@@ -51,5 +53,16 @@ PREDICTIONS = (
                   "ranks divides by 2, but the loss is a mean over 8", 8.0: "two of the eight "
                   "ranks share the sum", 0.25: "the other way round: it is too large"},
         why="The expert has seen the tokens of eight ranks, but its gradient is divided by two.",
+    ),
+    Prediction(
+        "moe_node_crossings", unit="times", tolerance=0.02,
+        solution="7 * (1 - math.comb(224, 8) / math.comb(256, 8))",
+        answer=lambda: even_crossings(8, 256, 8)[0],
+        hint="How likely is it that none of the 8 experts is on a given node, which has 32 of 256?",
+        mistakes={7.0: "that is once for each expert: some of them share a node",
+                  4.0: "that is DeepSeek-V3's limit, and these experts are drawn without one",
+                  8 * (1 - EMPTY): "the token's own node is not crossed to: 7 other nodes count",
+                  7 * EMPTY: "that is how many other nodes it does not go to"},
+        why="A node has none of the 8 experts with probability 0.34, and there are 7 other nodes.",
     ),
 )
