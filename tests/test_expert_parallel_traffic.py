@@ -1,5 +1,7 @@
 """Lab 11: once to a node, and in 8 bits: equal to dispatch_tokens, bytes equal to the formulas."""
 
+import importlib.util
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -54,7 +56,7 @@ def test_once_to_a_node_brings_the_same_rows_for_fewer_bytes(per_node):
         assert rows == flat_rows
         torch.testing.assert_close(grad, flat_grad)
         once, each = crossed[rank]
-        assert slow[0] == once * (4 * C + 8 * K) + 8 * (nodes - 1)
+        assert slow[0] == ep.once_bytes(once, C, K, 4) + 8 * (nodes - 1)
         assert flat_slow[0] == each * 4 * C + 8 * (R - per_node) * E // R
     for way, rows in ((0, 0), (1, 1)):  # what came goes back, as gradients
         assert sum(results[way][2][1] for results in of_rank) == 4 * C * sum(
@@ -105,7 +107,7 @@ def _in_eight_bits(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_eight_bits_are_within_half_a_step_of_the_grid(dtype):
     for exact, rows, (nbytes, sent) in launch(_in_eight_bits, dtype, ranks=2):
-        assert nbytes == sent * 96 * 33 // 32
+        assert nbytes == ep.mxfp8_bytes(sent * 96)
         blocks = exact.unflatten(1, (-1, 32))
         scale = torch.exp2((blocks.abs().amax(2, keepdim=True) / 448).log2().ceil())
         scale = scale.clamp(min=2.0**-126)
@@ -118,6 +120,25 @@ def test_a_scale_is_the_byte_that_torch_calls_e8m0():
     exponents = torch.tensor([-126, -3, 0, 5, 120])
     assert ((exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu).float()
             == torch.exp2(exponents.float())).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torchao_rounds_to_the_same_bits(dtype):
+    if not importlib.util.find_spec("torchao"):
+        pytest.skip("needs torchao")
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+    for rank, (x, rows) in enumerate(launch(_to_itself, dtype, ranks=2)):
+        scale, data = to_mx(x, torch.float8_e4m3fn, 32, scaling_mode=ScaleCalculationMode.RCEIL)
+        theirs = data.float().unflatten(1, (-1, 32)) * scale.float()[..., None]
+        assert torch.equal(theirs.flatten(1).to(dtype), rows), rank
+
+
+def _to_itself(dtype):
+    x = numbers(dist.get_rank(), dtype).to(device())
+    sizes = [len(x) * (rank == dist.get_rank()) for rank in range(2)]
+    return x.cpu(), ep.mxfp8_all_to_all(x, sizes, sizes).cpu()
 
 
 def test_rows_that_blocks_do_not_divide_are_a_sentence():

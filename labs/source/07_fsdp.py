@@ -581,6 +581,19 @@ for place, gpus_per_node, inside in (("shards in a node of 8, over NVLink", 8, 3
 # > **Take away.** With 8 GPUs a node, `max(400e12 / 370e9, 400e12 / (8 * 50e9))` = 1,081 tokens hide everything. If the shards are spread over all nodes, each gather goes through the card, and it takes 8,000 tokens.
 
 # %% [markdown]
+# #### Gathers in 8 bits
+#
+# Where messages still show, weights can travel in 8 bits. In MXFP8 each 32 numbers share a scale of one byte, so that a number takes 1 + 1/32 bytes (you write it in lab 11). Gradients stay in bf16.
+#
+# **Predict.** 70 billion parameters, sharded over 8 GPUs. In bf16 each GPU sends 367.5 GB in a step: two gathers and a reduce-scatter. How many GB does it send if both gathers are in MXFP8?
+
+# %%
+check(fsdp_8bit_gb=...)
+
+# %% [markdown]
+# Megatron has `--fp8-param-gather` for it, and torchao `enable_fsdp_float8_all_gather`, which has one scale for a whole tensor. torchtitan's MXFP8 saves none of these bytes (pull request 4203): it gathers bf16, and rounds afterwards.
+
+# %% [markdown]
 # ## 5. The real thing
 #
 # torch's own FSDP2 is the function `fully_shard`. You call it like yours: on each block, then on the model. Now train the same GPT for five steps
@@ -915,7 +928,6 @@ questions("07_fsdp")
 #   Try both before you shard.
 # - **Optimizers that look at a whole matrix** (Muon, Shampoo) see only rows. They must gather each matrix first, as a DTensor can (`full_tensor()`).
 # - **Streams.** FSDP2 runs gathers, reduce-scatters and the copies around them in their own CUDA streams. Ours copies in the stream that computes.
-# - **float8 gathers** (torchao, `enable_fsdp_float8_all_gather`) halve the bytes of bf16 once more.
 # - **Checkpoints.** The project saves rows by name and position, so you can resume on any number of ranks (more in lab 14).
 #   `torch.distributed.checkpoint` does it for DTensors.
 #

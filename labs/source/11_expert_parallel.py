@@ -447,7 +447,7 @@ plots.crossings(nodes, {"once for each expert": each, "once to each node": once,
 #
 # Rows can also be made smaller. `torch.float8_e4m3fn` has a sign, 4 bits for the power of two, and 3 bits after the leading one. Its largest number is 448, so numbers must be scaled first. In MXFP8, the format of Blackwell GPUs, each 32 numbers share a scale of one byte, a power of two.
 #
-# OCP's specification rounds that scale down, so that the largest numbers of a block may exceed 448, and are cut off. NVIDIA saw training diverge with it. With the scale rounded up, an 8B model trained on 15T tokens (arXiv 2506.08027). torchao calls this rounding RCEIL, and so will you.
+# OCP's specification rounds that scale down, so that the largest numbers of a block may exceed 448, and are cut off. NVIDIA saw training diverge with it. With the scale rounded up, an 8B model trained on 15T tokens (arXiv 2506.08027). torchao calls this rounding RCEIL (`to_mx`, version 0.18: the same bits as yours).
 
 # %%
 def mxfp8_all_to_all(x, to, came, group=None):
@@ -462,8 +462,8 @@ def mxfp8_all_to_all(x, to, came, group=None):
     Cost: 1 + 1/32 bytes a number; at most two all-to-alls.
     Raises: ValueError if 32 does not divide C.
     """
-    # torch.frexp takes a power of two out of a number, and torch.ldexp multiplies by one. Send
-    # bytes: not every backend takes the 8-bit types, but x.view(torch.uint8) always travels.
+    # torch.frexp takes the power of two out of a number. torch.float8_e8m0fnu is the type of a scale
+    # of one byte. Send .view(torch.uint8): not every backend takes the 8-bit types.
     raise NotImplementedError("exercise mxfp8_all_to_all: about 9 lines")
 
 
@@ -482,7 +482,7 @@ def rounding_errors(size):
                "float8, a scale a row": (x * 448 / row).to(torch.float8_e4m3fn).float() * row / 448,
                "int8, a scale a row": (x * 127 / row).round() * row / 127,
                "bfloat16": x.bfloat16().float()}
-    others = torch.arange(4096) % 512 > 0
+    others = torch.arange(4096, device=x.device) % 512 > 0
     return {name: ((y - x)[:, others].norm() / x[:, others].norm()).item()
             for name, y in rounded.items()}
 
@@ -491,9 +491,33 @@ sizes = [10**power for power in range(7)]
 plots.rounding(sizes, launch(lambda: [rounding_errors(size) for size in sizes], ranks=1)[0])
 
 # %% [markdown]
-# Follow each line from the left: it rises where the outliers push the other numbers below its smallest step. With steps of equal size (int8) that is soon, with an exponent in each number late, and with a scale for each 32 numbers one in 16 blocks suffers.
+# Follow each line from the left: it rises where the outliers push the other numbers below its smallest step. With steps of equal size (int8) that happens soon; with an exponent in each number, late; and with a scale for each 32 numbers, only one block in 16 suffers.
 #
 # 33 bytes instead of 64 are not half the time. On four B200s in one node, torchao's 8-bit rows travelled 1.7 times as fast as bf16, but rounding, and sending scales, took the gain back (pull request 3203). So torchtitan's draft (pull request 2250) does not convert back: the expert's product takes the 8-bit rows as they came. Between nodes the rows themselves take longer, so there is more to win.
+
+# %% [markdown]
+# #### Which ranks are an expert group?
+#
+# Experts use the same GPUs as attention, but not the same groups. In a pipeline stage tp x cp x dp (attention) must equal etp x ep x edp (experts), and that is all: Megatron calls it folding (arXiv 2504.14960). By default it numbers ranks along tp or etp first, then along cp, ep and dp. So etp decides how far apart the ranks of an expert group are.
+#
+# **Predict.** 64 GPUs in nodes of 8, with tp 4, cp 2, dp 8 and ep 8. `--expert-tensor-parallel-size` (etp) keeps its default, which is tp: each expert is cut into 4. Over how many nodes is the expert group of rank 0 spread?
+
+# %%
+check(moe_ep_nodes=...)
+
+# %% [markdown]
+# A `Mesh` (lab 12) computes places without running ranks. Its last axis varies fastest:
+
+# %% tags=["nbval-check-output"]
+from ranklab.mesh import Mesh
+
+for etp in (4, 1):
+    experts = Mesh({"copies": 64 // (8 * etp), "ep": 8, "etp": etp})
+    group = experts.ranks_along("ep", 0)
+    print(f"etp {etp}: experts over ranks {group}; nodes: {len({rank // 8 for rank in group})}")
+
+# %% [markdown]
+# With etp 1, experts are whole, and the all-to-alls of the same 8 ranks stay inside a node. All else is unchanged: attention still has its tp 4.
 
 # %% [markdown]
 # #### `chunked_scan`
@@ -683,7 +707,7 @@ questions("11_expert_parallel")
 # - **The other axes.** Ranks with different experts take different rows, so they are a part of the data-parallel ranks. In lab 12's layouts `ep=2` multiplies the ranks: `1x1x1,ep=2` is two ranks, each with its own rows. `ranklab compare --experts 4 --layouts 1x1x1,ep=2 2x1x1,ep=2 1x2x1,ep=2` trains each of them, and the losses agree.
 # - **Which dispatcher?** In Megatron-LM `--moe-token-dispatcher-type` is `allgather` by default: each rank gets all tokens of the group, which suits few ranks, or a large k. `alltoall` is what you have built. `flex` calls a library, which `--moe-flex-dispatcher-backend` names: `deepep`, `hybridep` (NVIDIA's; fewer SMs), or `ncclep`. For NVLink across hosts Megatron's documentation names HybridEP alone. Both DeepEP and HybridEP must be installed, and want `--moe-router-dtype fp32`. Megatron-Bridge's guide starts with `alltoall`, and then compares.
 # - **In one rack.** EP 64 fits into the 72 GPUs of an NVL72. 4,096 tokens of DeepSeek-V3 are 940 MB of rows there and back, in bf16. Over NVLink (900 GB/s) they take 1.0 ms, over a card of 50 GB/s 18.5. Megatron-Bridge's benchmark of DeepSeek-V3 on 256 GB200s has EP 64, 4 pipeline stages and tp 1.
-# - **Folding.** Experts use the same GPUs as attention, but not the same groups. In a pipeline stage tp x cp x dp (attention) must equal etp x ep x edp (experts), and that is all (arXiv 2504.14960). With tp 4, cp 2 and dp 8, a stage has 64 GPUs, and `--expert-tensor-parallel-size 1` allows ep 64. The default of this flag is tp: then each expert is cut into 4, and ep is 16 at most. So in Megatron ep need not divide the data-parallel ranks. In this course it must.
+# - **Folding** (see Further). In Megatron ep need not divide the data-parallel ranks. In this course it must.
 # - **A benchmark may hide the loads.** `--moe-router-force-load-balancing` replaces the router's logits by random numbers. Then, with 4,096 tokens on each of 64 ranks and 8 of 256 experts for each, the fullest rank has 1.6% more rows than the mean (simulated), and its time and memory show nothing of your router. Megatron-Bridge says in a footnote that all its MoE benchmarks are run this way. `--moe-router-force-biased 1.0` makes loads uneven on purpose. Run both, and believe neither: then measure your own router, after its first thousand steps.
 # - **Number formats.** This lab's router and sums are float32. Megatron's router has the type of x unless you pass `--moe-router-dtype fp32`, as its guide advises, and with `alltoall` results travel and add up in bf16. Rows may travel in 8 bits: DeepSeek-V3 dispatches in FP8 and combines in BF16.
 #

@@ -1,7 +1,10 @@
 """The figures of the deck 11_expert_parallel.md."""
 import torch
 
-from ranklab.expert_parallel import balance_bias, moe_traffic, place_experts, top_k_route
+from ranklab import launch
+from ranklab.expert_parallel import (
+    balance_bias, even_crossings, moe_traffic, mxfp8_all_to_all, place_experts, top_k_route,
+)
 from ranklab.plots import expert_parallel as plots
 
 
@@ -52,3 +55,35 @@ def placed():
     in_order = torch.arange(E).view(R, -1).tolist()
     return plots.placed(loads_of(in_order), loads_of(place_experts(chosen, E, R, 5, 4)),
                         title=""), 7.4, 2.8
+
+
+def crossings():
+    """8 of 256 experts, drawn evenly, on 2 to 64 nodes."""
+    nodes = (2, 4, 8, 16, 32, 64)
+    once, each = zip(*(even_crossings(8, 256, M) for M in nodes))
+    return plots.crossings(nodes, {"once for each expert": each, "once to each node": once,
+                                   "at most 4 nodes": [min(4, mean) for mean in once]},
+                           title=""), 7.4, 2.9
+
+
+def rounding():
+    """Normal numbers, every 512th of them an outlier."""
+    sizes = [10**power for power in range(7)]
+    return plots.rounding(sizes, launch(_errors, sizes, ranks=1)[0], title=""), 7.4, 2.9
+
+
+def _errors(sizes):
+    errors = []
+    for size in sizes:
+        x = _random(64, 4096, seed=0)
+        x[:, ::512] *= size
+        row = x.abs().amax(1, keepdim=True)
+        rounded = {"MXFP8": mxfp8_all_to_all(x, [64], [64]),
+                   "float8, a scale a row":
+                   (x * 448 / row).to(torch.float8_e4m3fn).float() * row / 448,
+                   "int8, a scale a row": (x * 127 / row).round() * row / 127,
+                   "bfloat16": x.bfloat16().float()}
+        others = torch.arange(4096) % 512 > 0
+        errors.append({name: ((y - x)[:, others].norm() / x[:, others].norm()).item()
+                       for name, y in rounded.items()})
+    return errors

@@ -21,8 +21,8 @@ Ranks with different experts take different rows: for all other weights they are
 from ranklab.expert_parallel.dispatch import AllToAll, Sent, combine_tokens, dispatch_tokens
 from ranklab.expert_parallel.gradients import expert_gradients
 from ranklab.expert_parallel.layer import MoE, MoEConfig, layers_of, moe_gpt
-from ranklab.expert_parallel.mx import mxfp8_all_to_all
-from ranklab.expert_parallel.once import crossings, dispatch_once, even_crossings
+from ranklab.expert_parallel.mx import mxfp8_all_to_all, mxfp8_bytes
+from ranklab.expert_parallel.once import crossings, dispatch_once, even_crossings, once_bytes
 from ranklab.expert_parallel.place import chosen_together, place_experts, placement_score
 from ranklab.expert_parallel.route import (
     balance_bias, capacity, expert_slots, load_balance_loss, router_z_loss, top_k_route,
@@ -36,5 +36,6 @@ __all__ = [
     "chosen_together", "chunked_scan", "combine_tokens", "crossings", "dispatch_once",
     "dispatch_tokens", "even_crossings", "expert_gradients", "expert_slots", "layers_of",
     "load_balance_loss", "moe_gpt", "moe_parameters", "moe_traffic", "mxfp8_all_to_all",
-    "place_experts", "placement_score", "router_z_loss", "scan", "spread_experts", "top_k_route",
+    "mxfp8_bytes", "once_bytes", "place_experts", "placement_score", "router_z_loss", "scan",
+    "spread_experts", "top_k_route",
 ]

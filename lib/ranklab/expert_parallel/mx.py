@@ -25,10 +25,15 @@ def mxfp8_all_to_all(x, to, came, group=None):
     blocks = x.detach().float().unflatten(1, (-1, 32))  # (n, C/32, 32)
     mantissa, exponent = torch.frexp(blocks.abs().amax(2, keepdim=True) / 448)
     exponent = (exponent - (mantissa == 0.5).int()).clamp(min=-126)  # 0.5 * 2 ** e is a power of 2
-    numbers = torch.ldexp(blocks, -exponent).to(torch.float8_e4m3fn).flatten(1)
-    scales = (exponent + 127).to(torch.uint8).flatten(1)
+    scales = (exponent + 127).to(torch.uint8)  # (n, C/32, 1); torch calls it float8_e8m0fnu
+    numbers = (blocks / scales.view(torch.float8_e8m0fnu).float()).to(torch.float8_e4m3fn)
     # As bytes: not every backend sends the 8-bit types.
-    numbers = AllToAll.apply(numbers.view(torch.uint8), to, came, group)
-    scales = AllToAll.apply(scales, to, came, group)
+    numbers = AllToAll.apply(numbers.flatten(1).view(torch.uint8), to, came, group)
+    scales = AllToAll.apply(scales.flatten(1), to, came, group).view(torch.float8_e8m0fnu)
     blocks = numbers.view(torch.float8_e4m3fn).float().unflatten(1, (-1, 32))
-    return torch.ldexp(blocks, scales.int()[:, :, None] - 127).flatten(1).to(x.dtype)
+    return (blocks * scales.float()[:, :, None]).flatten(1).to(x.dtype)
+
+
+def mxfp8_bytes(numbers):
+    """Return the bytes of this many numbers in MXFP8, with their scales."""
+    return numbers * 33 / 32

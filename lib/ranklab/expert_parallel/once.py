@@ -49,6 +49,11 @@ def crossings(chosen, n_experts, nodes, node):
     return sum(len(set(row)) for row in away), sum(map(len, away))
 
 
+def once_bytes(rows, width, k, element=2):
+    """Return the bytes of `rows` crossings in dispatch_once: each is a row and its k choices."""
+    return rows * (width * element + 8 * k)
+
+
 def even_crossings(k, n_experts, nodes):
     """Return the mean of `crossings` for a token whose k experts are drawn evenly: (once, each)."""
     missed = math.comb(n_experts - n_experts // nodes, k) / math.comb(n_experts, k)

@@ -159,7 +159,7 @@ def rounding(sizes, errors, title=None):
     if title is None:
         at = min(range(len(sizes)), key=lambda i: abs(sizes[i] - 1000))
         title = f"Outliers of {sizes[at]:,} times: " + ", ".join(
-            f"{name.split(',')[0]} is off by {errors[at][name]:.2g}" for name in names[:3:2])
+            f"{name.split(',')[0]} is off by {100 * errors[at][name]:.3g}%" for name in names[:3:2])
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set(title=title, xlabel="outliers, times the other numbers",

@@ -109,12 +109,12 @@ def rounded_by_the_receiver(x, to, came, group=None):
 WIDE = "blocks = x.detach().float().unflatten(1, (-1, 32))"
 LARGEST = "blocks.abs().amax(2, keepdim=True) / 448"
 POWER = "(exponent - (mantissa == 0.5).int()).clamp(min=-126)"
-ROUND = "torch.ldexp(blocks, -exponent).to(torch.float8_e4m3fn).flatten(1)"
-BYTE = "(exponent + 127).to(torch.uint8).flatten(1)"
-SEND_NUMBERS = "AllToAll.apply(numbers.view(torch.uint8), to, came, group)"
-SEND_SCALES = "AllToAll.apply(scales, to, came, group)"
+SCALE = "scales.view(torch.float8_e8m0fnu).float()"
+ROUND = f"(blocks / {SCALE}).to(torch.float8_e4m3fn)"
+SEND_NUMBERS = "AllToAll.apply(numbers.flatten(1).view(torch.uint8), to, came, group)"
+SEND_SCALES = "AllToAll.apply(scales.flatten(1), to, came, group)"
 READ = "numbers.view(torch.float8_e4m3fn)"
-BACK = "torch.ldexp(blocks, scales.int()[:, :, None] - 127)"
+BACK = "(blocks * scales.float()[:, :, None])"
 MXFP8 = Proof(
     mxfp8_all_to_all,
     Stage({"each block of 32 rounded to 8 bits by its own power of two, on 4, 3, 2 and 1 ranks; "
@@ -129,8 +129,8 @@ MXFP8 = Proof(
         Slip("The scale is rounded down, so the largest numbers of a block lie beyond 448 and are "
              "cut off. Round the power of two up.",
              (POWER, "(exponent - 1).clamp(min=-126)")),
-        Slip("With this scale 448 is never reached, and one bit of every number is given away: if "
-             "the largest number is 448 times a power of two, that power is the scale.",
+        Slip("If a block's largest number is exactly 448 times a power of two, that power is the "
+             "scale. This takes the next one, and the smallest numbers lose a bit.",
              (POWER, "exponent.clamp(min=-126)")),
         Slip("Without a scale, numbers beyond 448 are cut off and small ones become 0.",
              (POWER, "exponent * 0")),
@@ -146,24 +146,25 @@ MXFP8 = Proof(
         Slip("A block is 32 consecutive numbers of one row: unflatten(1, (-1, 32)).",
              (WIDE, "blocks = x.detach().float().unflatten(1, (32, -1)).transpose(1, 2)")),
         Slip("The scale is a power of two: one byte, its exponent + 127, is enough.",
-             (BYTE, "(exponent + 127).flatten(1)"), (BYTE, "(exponent + 127).float().flatten(1)")),
+             *((SEND_SCALES, f"AllToAll.apply(scales.flatten(1){wide}, to, came, group)"
+                ".to(torch.uint8)") for wide in (".int()", ".float()", ".long()"))),
         Slip("The receiver must know the sender's scales: they travel with the rows.",
-             (SEND_SCALES, "torch.cat([scales, scales.new_full((sum(came), scales.shape[1]), 127)])"
-              "[:sum(came)]")),
+             (SEND_SCALES, "torch.cat([scales.flatten(1), scales.new_full((sum(came), "
+              "scales.shape[1]), 127)])[:sum(came)]")),
         Slip("The receiver multiplies by the scale again.",
-             (BACK, "torch.ldexp(blocks, 0 * scales.int()[:, :, None])")),
+             (BACK, "blocks")),
         Slip("Divide by the scale, then round, then multiply by it. This does it the other way "
-             "round.", (ROUND, ROUND.replace("-exponent", "exponent"), BACK,
-                        "torch.ldexp(blocks, 127 - scales.int()[:, :, None])")),
-        Slip("The byte is the exponent + 127: take the 127 off before you use it.",
-             (BACK, "torch.ldexp(blocks, scales.int()[:, :, None] - 128)"),
-             (BACK, "torch.ldexp(blocks, scales.int()[:, :, None] - 126)")),
-        Slip("float8_e5m2 has one bit less after the leading one: round to float8_e4m3fn.",
+             "round.", (ROUND, ROUND.replace("/", "*"), BACK, BACK.replace("*", "/"))),
+        Slip("The numbers are off by a factor of two. The byte is the exponent + 127, so subtract "
+             "exactly 127.",
+             (BACK, f"{BACK[:-1]} * 2)"), (BACK, f"{BACK[:-1]} / 2)")),
+        Slip("float8_e5m2 has one mantissa bit fewer: round to float8_e4m3fn.",
              (ROUND, ROUND.replace("e4m3fn", "e5m2"), READ, READ.replace("e4m3fn", "e5m2"))),
         Slip("These are 8-bit whole numbers, with equal steps. float8_e4m3fn has smaller steps for "
-             "smaller numbers.", (ROUND, "torch.ldexp(blocks, -exponent).mul(127 / 448).round()"
-                                  ".to(torch.int8).flatten(1)", READ,
-                                  "numbers.view(torch.int8).float().mul(448 / 127)")),
+             "smaller numbers.",
+             (ROUND, ROUND.replace(".to(torch.float8_e4m3fn)",
+                                   ".mul(127 / 448).round().to(torch.int8)"),
+              READ, "numbers.view(torch.int8).float().mul(448 / 127)")),
         Slip("Return the rows in the dtype of x.", (".flatten(1).to(x.dtype)", ".flatten(1)")),
         Slip("to[r] rows go to rank r, and came[r] come from it: in this order.",
              (SEND_NUMBERS, SEND_NUMBERS.replace("to, came", "came, to"))),
@@ -178,7 +179,7 @@ MXFP8 = Proof(
         "mantissa, exponent = torch.frexp(largest / 448) gives largest / 448 = mantissa * 2 ** "
         "exponent, with a mantissa from 0.5 up to 1. So 2 ** exponent is large enough, and half of "
         "it too if the mantissa is exactly 0.5.",
-        "torch.ldexp(blocks, -exponent).to(torch.float8_e4m3fn); send it as .view(torch.uint8), "
-        "and (exponent + 127).to(torch.uint8) in the same way; then torch.ldexp(numbers.float(), "
-        "scales.int() - 127).to(x.dtype)",
+        "scales = (exponent + 127).to(torch.uint8); scales.view(torch.float8_e8m0fnu).float() are "
+        "the powers of two; (blocks / powers).to(torch.float8_e4m3fn); send both as "
+        ".view(torch.uint8), and multiply numbers.float() by the powers that came",
     ))

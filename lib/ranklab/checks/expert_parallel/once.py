@@ -62,22 +62,22 @@ def _see(fn, case, ranks):
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(
         result[0], torch.Tensor)
     rows, counts = result if is_pair else (None, None)
-    yield {RETURNED: "rows, counts" if is_pair else f"a {type(result).__name__}", COUNTS: torch.as_tensor(counts).long(
-           ) if isinstance(counts, torch.Tensor | list | tuple) else counts, ROWS: _by_expert(rows, counts),
+    if isinstance(counts, torch.Tensor | list | tuple):
+        counts = torch.as_tensor(counts, device=device()).long()
+    yield {RETURNED: "rows, counts" if is_pair else f"a {type(result).__name__}",
+           COUNTS: counts, ROWS: _by_expert(rows, counts),
            "the type of the rows": str(getattr(rows, "dtype", None)),
            "x afterwards": x, "chosen afterwards": chosen,
            **_bytes(traffic, waits, ranks, L, out * (row + extra) + 16 * (M - 1),
                     spread * (row + extra) + 16 * E)}
     experts = torch.arange(E, device=device()).view(R, -1)[ranks.index]
-    number = torch.as_tensor(counts, device=device()).long().flatten() if isinstance(
-        counts, torch.Tensor | list | tuple) else torch.zeros_like(experts)
-    gradient = (1.0 + experts).repeat_interleave(number) if len(number) == len(experts) else (
-        torch.ones(len(rows) if isinstance(rows, torch.Tensor) else 0, device=device()))
     with Traffic() as traffic, Waits() as waits:
         if isinstance(rows, torch.Tensor) and rows.requires_grad:
-            fits = rows.shape == (len(gradient), WIDTH)
-            rows.backward(gradient[:, None].expand_as(rows).to(rows) if fits
-                          else torch.ones_like(rows))
+            gradient = torch.ones_like(rows)
+            if isinstance(counts, torch.Tensor) and counts.shape == experts.shape and (
+                    counts.sum() == len(rows)):
+                gradient *= (1 + experts).repeat_interleave(counts)[:, None]
+            rows.backward(gradient)
     yield {GRADIENT: x.grad, **_bytes(traffic, waits, ranks, L, back * row, gathered * row,
                                       " in backward")}
     if R > 1:
@@ -118,7 +118,7 @@ def _by_expert(rows, counts):
     """Sort the rows of each expert, which may have any order, by their first numbers."""
     if not isinstance(rows, torch.Tensor) or rows.dim() != 2:
         return rows
-    sizes = [int(n) for n in counts] if isinstance(counts, torch.Tensor | list | tuple) else []
+    sizes = counts.flatten().tolist() if isinstance(counts, torch.Tensor) else []
     if sum(sizes) != len(rows):
         return rows
     keys = [tuple(row) for row in rows.detach().float().tolist()]
@@ -214,24 +214,24 @@ ONCE = Scored(
     mistakes=(
         Slip("A token with several experts on one node crosses once for each of them. Send it to "
              "the node once.", once_for_each_expert),
-        Slip("A node that is listed twice gets the row twice, and then sends on each copy to all "
-             "of its experts: keep the first mention, and set the others to -1.",
+        Slip("A node listed twice gets the row twice, and each copy then goes to all of the "
+             "token's experts there. Keep the first entry, and set the others to -1.",
              (FIRST, "node"), (FIRST, "node.where(node >= 0, -1)")),
         Slip("A token goes only to nodes that have one of its experts.",
              (FIRST, "torch.arange(M, device=x.device).expand(len(x), M)", TRAVEL,
               TRAVEL.replace("// k", "// M")), torch=torch),
-        Slip("A token goes to every node that has one of its experts, not only to one of them.",
+        Slip("A token goes to every node that has one of its experts, not just to one of them.",
              (FIRST, "node[:, -1:]", TRAVEL, TRAVEL.replace(" // k", ""))),
         Slip("Node 0 has the first E/M experts, node 1 the next ones: node e // (E/M).",
              (NODE, "chosen.where(chosen < 0, chosen % M).sort(dim=1).values")),
-        Slip("The choices here are from this rank's own tokens. Those of the rows that came must "
-             "cross with them.", (TRAVEL, "torch.cat([chosen, chosen.new_zeros(sum(sent.came), "
+        Slip("These are the choices of this rank's own tokens. The choices of the rows that arrived "
+             "must cross along with them.", (TRAVEL, "torch.cat([chosen, chosen.new_zeros(sum(sent.came), "
                                   "k)])[:sum(sent.came)]"), torch=torch),
         Slip(PLACE, (TRAVEL, TRAVEL.replace("// k", "% max(1, len(x))"))),
         Slip("Inside the node experts are counted from 0: subtract the node's first expert, "
              "m E/M.", (SHIFT, "choices")),
-        Slip("Of the choices that came, only those for this node's experts count here. Set the "
-             "others to -1.", (HERE, "here % each"), (HERE, "here.clamp(0, each - 1)")),
+        Slip("Of the choices that arrived, only the ones for this node's experts count here. Set "
+             "the rest to -1.", (HERE, "here % each"), (HERE, "here.clamp(0, each - 1)")),
         Slip("The two groups are swapped: first across the nodes, then inside.",
              (HOP, HOP.replace("M, across", "L, inside"), TRAVEL, TRAVEL.replace("across",
                                                                                   "inside"),
@@ -239,12 +239,12 @@ ONCE = Scored(
               SHIFT.replace("across", "inside"), LAST, LAST.replace("inside", "across"))),
         Slip("After the slow link a row is only on its experts' node. A second all-to-all, inside "
              "the node, brings it to their ranks.", (LAST, "(rows, sent)")),
-        Slip("counts has the rows for each expert of this rank, not for the node or for all ranks.",
+        Slip("counts is the number of rows for each expert of this rank, not of the node.",
              (DONE, "return rows, [len(rows)]"),
              (DONE, "return rows, here[here >= 0].bincount(minlength=each)")),
         Slip("Return rows, counts.", (DONE, "return rows"), (DONE, "return sent.counts, rows")),
-        Slip("The k choices of a row are enough to tell its experts. E numbers for each row are "
-             "more than the row needs.",
+        Slip("A row's k choices are enough to name its experts. Sending E numbers with each row "
+             "costs too much.",
              (TRAVEL, "AllToAll.apply((chosen[sent.order // k][..., None] == torch.arange("
               "n_experts, device=x.device)).any(1).long(), sent.to, sent.came, across)",
               SHIFT, "torch.arange(n_experts, device=x.device).where(choices > 0, -1) - "

@@ -3,6 +3,7 @@
 from ranklab.checks.exercise import Prediction
 from ranklab.expert_parallel.once import even_crossings
 from ranklab.expert_parallel.route import expert_slots
+from ranklab.mesh import Mesh
 
 # Mixtral 8x7B: its config.json. Three matrices in an expert, grouped queries, an untied head.
 LAYERS, C, F, E, K = 32, 4096, 14336, 8, 2
@@ -64,5 +65,15 @@ PREDICTIONS = (
                   8 * (1 - EMPTY): "the token's own node is not crossed to: 7 other nodes count",
                   7 * EMPTY: "that is how many other nodes it does not go to"},
         why="A node has none of the 8 experts with probability 0.34, and there are 7 other nodes.",
+    ),
+    Prediction(
+        "moe_ep_nodes", unit="nodes", tolerance=0, solution="8 * 4 // 8",
+        answer=lambda: len({rank // 8 for rank in
+                            Mesh({"copies": 2, "ep": 8, "etp": 4}).ranks_along("ep", 0)}),
+        hint="Ranks 0 to 3 have the parts of the same experts. Which rank has the next ones?",
+        mistakes={1: "that needs neighbours, etp 1: here ranks 0 to 3 have the same experts, cut "
+                  "into 4", 8: "ep 8 is one rank of 8 groups of 4, and two such groups are on a "
+                  "node", 2: "two parts of the experts are on each node"},
+        why="Its ranks are 0, 4, 8 to 28: two of them on each node.",
     ),
 )

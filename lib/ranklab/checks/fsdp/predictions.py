@@ -60,6 +60,19 @@ PREDICTIONS = (
                   175: "that is an all-reduce over all 8"},
         why="An all-reduce of 25 MB between 2 GPUs; the parameters never leave the node.",
     ),
+    Prediction(
+        "fsdp_8bit_gb", solution="7 / 8 * 70 * (2 * (1 + 1 / 32) + 2)", unit="GB", tolerance=0.005,
+        hint="How many bytes does a parameter take in each of the three messages?",
+        answer=lambda: 2 * best_sent_bytes("all_gather", 70 * 33 / 32, 8)
+        + best_sent_bytes("reduce_scatter", 70 * 2, 8),
+        mistakes={183.75: "that is half, but the gradients stay in bf16",
+                  245: "the scales are missing: one byte for each 32 numbers",
+                  7 / 8 * 70 * 33 / 16: "those are the gathers alone",
+                  70 * (33 / 16 + 2): "each rank has its own eighth already: (R-1)/R",
+                  7 / 8 * 70 * (33 / 32 + 4): "backward gathers once more, also in 8 bits",
+                  367.5: "that is bf16"},
+        why="2.06 + 2 bytes a parameter instead of 4 + 2: a third less, and not half.",
+    ),
     Formula(
         "hidden_shard_tokens", {"flops": (1e13, 1e15), "inside": (1e11, 1e12),
                                 "between": (1e9, 1e12), "gpus_per_node": (2, 72)},
