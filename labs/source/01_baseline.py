@@ -875,7 +875,7 @@ questions("01_baseline")
 # %% [markdown]
 # ## 10. Take with you
 #
-# 1. Training takes 6 FLOPs for each parameter and token: 8 billion parameters and 15 trillion tokens are 7.2e23 FLOPs, and attention comes on top.
+# 1. Training takes 6 FLOPs for each parameter and token: 8 billion parameters and 15 trillion tokens are 7.2e23 FLOPs, and attention is added.
 # 2. Adam in mixed precision keeps 16 bytes for each parameter, so 80 GB are full at 5 billion, before the first activation.
 # 3. Checkpointing runs each forward twice: 8 FLOPs instead of 6, a third more work for a small part of the activations.
 #

@@ -1078,7 +1078,7 @@ questions("06_zero")
 #
 # 1. Of Adam's 16 bytes a parameter, 12 belong to the optimizer: stage 1 alone takes 13 billion parameters on 8 GPUs from 208 GB to 71.5 GB each.
 # 2. The step goes between reduce-scatter and all-gather, so with one micro-batch stages 1 and 2 send what DDP sends. Stage 3 gathers twice, so it sends 1.5 times as much.
-# 3. Take the lowest of the three stages that fits. ZeRO shards states, and neither activations nor computing.
+# 3. Take the lowest of the three stages that fits. ZeRO shards states, but neither activations nor computing.
 #
 # **What we left out**
 #

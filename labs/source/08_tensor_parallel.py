@@ -1012,7 +1012,7 @@ questions("08_tensor_parallel")
 # ## 11. Take with you
 #
 # 1. Columns, then rows: one region with `f` before it and `g` after it. Four all-reduces of x in each layer, and all that follows waits for them.
-# 2. Never gather logits: the loss needs three numbers for each target, and not a vocabulary of 128,000.
+# 2. Never gather logits: the loss needs three numbers for each target, not a vocabulary of 128,000.
 # 3. Sequence parallelism sends the same bytes and keeps 1/tp of the activations outside the regions. What all ranks hold must stay equal on all.
 #
 # **What we left out**

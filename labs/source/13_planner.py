@@ -656,7 +656,7 @@ questions("13_planner")
 #
 # 1. Look at memory first: states divided by each axis, activations of the fullest stage, and 8 bytes or more for each logit.
 # 2. A step is busy time, waiting, and what nothing hides. With 8 stages and 8 micro-batches for each pipeline, waiting alone is 47%.
-# 3. An error of 6%, or 9% on a new source, decides whether it is worth it, but not between two layouts 3% apart: run both.
+# 3. An error of 6%, or 9% on a new source, is good enough to decide whether a run is worth it, but not between two layouts 3% apart: run both.
 #
 # **What we left out**
 #
