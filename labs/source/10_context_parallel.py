@@ -385,20 +385,20 @@ lengths = [2**n for n in range(12, 21)]
 whole = {"inputs of 32 layers": [32 * n * 4096 * 2 for n in lengths],
          "attention of a layer": [attention_memory(n, **llama) for n in lengths],
          "MLP of a layer": [cp.mlp_memory(n, 14336) for n in lengths],
-         "logits": [cp.logits_memory(n, 128256) for n in lengths]}
+         "logits and their gradient": [cp.logits_memory(n, 128256) for n in lengths]}
 tiled = {"MLP of a layer": [cp.mlp_memory(n, 14336, tile=4096) for n in lengths],
-         "logits": [cp.logits_memory(n, 128256, tile=2048) for n in lengths]}
+         "logits and their gradient": [cp.logits_memory(n, 128256, tile=2048) for n in lengths]}
 rows = whole | {f"{name}, in tiles": values for name, values in tiled.items()}
 columns = [lengths.index(1024 * n) for n in (4, 16, 64, 128, 256, 1024)]
-print(f"{'GB':24}", *(f"{f'{lengths[i] // 1024}K':>8}" for i in columns))
+print(f"{'GB':35}", *(f"{f'{lengths[i] // 1024}K':>8}" for i in columns))
 for name, values in rows.items():
-    print(f"{name:24}", *(f"{values[i] / 1e9:8.1f}" for i in columns))
+    print(f"{name:35}", *(f"{values[i] / 1e9:8.1f}" for i in columns))
 
 # %%
 plots.held_by_length(lengths, whole, tiled, at=131_072, budget=80e9)
 
 # %% [markdown]
-# The logits are counted with their gradient. Look at the dotted lines: in tiles, logits and MLP stop growing. What still grows is the inputs of the layers, which ALST moves to the CPU, and attention, which is divided over ranks as in this lab.
+# Look at the dotted lines: in tiles, logits and MLP stop growing. What still grows is the inputs of the layers, which ALST moves to the CPU, and attention, which is divided over ranks as in this lab.
 #
 # Checkpointing each tile would free its logits, but computes all of them twice. There is a better way, because the loss is **one number**. Its backward only multiplies gradients by a factor. So forward can compute a tile's part of both gradients right after its loss, while its logits still exist.
 #

@@ -30,9 +30,9 @@ def tiles():
     whole = {"inputs of 32 layers": [32 * n * 4096 * 2 for n in lengths],
              "attention of a layer": [attention_memory(n, **LLAMA) for n in lengths],
              "MLP of a layer": [mlp_memory(n, 14336) for n in lengths],
-             "logits": [logits_memory(n, 128256) for n in lengths]}
+             "logits and their gradient": [logits_memory(n, 128256) for n in lengths]}
     tiled = {"MLP of a layer": [mlp_memory(n, 14336, tile=4096) for n in lengths],
-             "logits": [logits_memory(n, 128256, tile=2048) for n in lengths]}
+             "logits and their gradient": [logits_memory(n, 128256, tile=2048) for n in lengths]}
     return plots.held_by_length(lengths, whole, tiled, at=131_072, budget=80e9), 7.4, 3.0
 
 

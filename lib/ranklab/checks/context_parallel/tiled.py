@@ -164,15 +164,13 @@ def _see_cost(fn, needs):
     peak, flops = SIZE.costs(fn, needs)
     grows = [what for what, (larger, most) in LARGER.items()
              if larger.costs(fn, needs)[0] - peak > most]
-    of_hidden, of_weight = (needed * n * C * 4 for needed, n in (
-        (needs.hidden and not needs.no_grad, SIZE.rows * SIZE.tokens),
-        (needs.weight and not needs.no_grad, SIZE.vocabulary)))
-    products = 1 + bool(of_hidden) + bool(of_weight)
+    products = 1 + (not needs.no_grad) * (needs.hidden + needs.weight)
+    gradients = (SIZE.rows * SIZE.tokens + SIZE.vocabulary) * C * 4
     yield {
         GROWS: Must(grows, []),
         WORK: AtMost(flops, 2 * SIZE.rows * SIZE.tokens * SIZE.vocabulary * C * products,
                      "computes {:,.0f} FLOPs; {:,.0f} are enough"),
-        PEAK: AtMost(peak, 2 * (of_hidden + of_weight) + 4 * SIZE.tile_bytes,
+        PEAK: AtMost(peak, 2 * gradients + 4 * SIZE.tile_bytes,
                      "holds {:,.0f} bytes at its peak; {:,.0f} are enough: four tiles of logits, "
                      "and twice the gradients")}
 
