@@ -86,6 +86,19 @@ def test_the_outer_step_is_nesterovs():
     assert launch(two_outer_steps, ranks=2) == pytest.approx([due, due])
 
 
+def test_it_holds_two_more_numbers_for_each_parameter():
+    def held():
+        p = torch.zeros(5, 3, requires_grad=True)
+        p.grad = torch.ones(5, 3)
+        trainer = DiLoCo(torch.optim.SGD([p], 1.0), 1)
+        trainer.step()
+        velocity = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+        assert all(outer.grad is None for outer in trainer.outer)
+        return sum(x.numel() for x in trainer.outer + velocity)
+
+    assert launch(held, ranks=2) == [30, 30]
+
+
 def test_bad_input_is_a_sentence():
     with pytest.raises(ValueError, match="every=0 must be 1 or more"):
         DiLoCo(torch.optim.SGD([torch.zeros(1)], 0.1), 0)

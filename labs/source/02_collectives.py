@@ -605,7 +605,7 @@ print("ring:", of_ranks[0][0], " doubling:", of_ranks[0][1])
 print("the same on all ranks:", all(sums == of_ranks[0] for sums in of_ranks))
 
 # %% [markdown]
-# In each run all ranks have the same bits. What differs is one algorithm from another, and one R from another. To get the same
+# In each run all ranks have the same bits. They differ between algorithms, and between numbers of ranks. To get the same
 # bits on 1, 2 and 4 ranks, fix a **tree over the contributions**, for example over the gradients of eight micro-batches, and
 # cut that same tree at a lower or a higher level:
 #

@@ -452,9 +452,9 @@ print(f"best possible {best:.3f};", "steps:", *(f"{error:.3f}" for error in erro
 # > difficulty 3/5 · importance 4/5 · 25 minutes · about 20 lines
 #
 # Compression sends less in each step. You can also send less **often**: every rank takes H steps alone, with an optimizer of its own, and only then do
-# the ranks meet. Local SGD averages their parameters. DiLoCo (Douillard et al. 2023) takes the mean of how far the ranks have moved for a gradient, and
-# gives it to an **outer optimizer**, SGD with Nesterov momentum. In the paper eight workers, with AdamW inside, communicate 500 times less than
-# synchronous training and learn as well.
+# the ranks communicate. Local SGD averages their parameters. DiLoCo (Douillard et al. 2023) treats the mean of how far the ranks have moved as a
+# gradient, and passes it to an **outer optimizer**, SGD with Nesterov momentum. In the paper eight workers, with AdamW inside, communicate 500 times
+# less than synchronous training and learn as well.
 #
 # **Predict.** Eight sites train a model of 1 billion parameters in float32. A step computes for 1 s. Each site has a link of 1 Gbit/s, and a ring goes
 # through all of them. How large must H be, so that a tenth of the time is communication?
@@ -470,10 +470,10 @@ class DiLoCo:
     """Step the inner optimizer alone; every `every` steps take one outer step with all ranks.
 
     inner: this rank's optimizer, over parameters of one dtype that are equal on all ranks at first.
-        Its state stays on its rank, and goes on through outer steps.
+        Its state stays on its rank, and outer steps leave it alone.
     every: H, the local steps between two outer steps.
     Outer step: `delta` is the outer parameters (those of the last outer step) minus this rank's,
-        averaged over ranks. SGD with Nesterov momentum takes it for the gradient:
+        averaged over ranks. It is the gradient of SGD with Nesterov momentum:
         velocity = momentum * velocity + delta; outer -= lr * (delta + momentum * velocity).
         Then every rank continues from the outer parameters.
     Raises: ValueError if `every` is less than 1.
@@ -550,10 +550,10 @@ plots.loss_by_bytes(compare_trainers(trainers), "a GPT of one layer, 2 ranks, 96
 # steps up to 10 times as long, and with H = 4 they come too often for this small run: it overshoots. (0.7 and 0.9 are also OpenDiLoCo's defaults, with
 # H = 500.) So the outer rate and momentum have to suit H, as a learning rate has to suit the batch.
 #
-# torchft (not installed here) has DiLoCo for runs in which a group of ranks may fail: only the ranks that are alive take part in an outer step. Its `_StreamingDiLoCoFragment`
-# also cuts the model into fragments and sends them at different times, while the inner steps go on. Its first versions had the pseudo-gradient's sign
-# wrong (pytorch/torchft#233), and they left the outer parameters out of the state that a recovering rank loads (#238): both are part of a checkpoint,
-# as are the inner states of *all* ranks, which differ.
+# torchft (not installed here) has DiLoCo for runs in which groups of ranks may fail. It can also cut the model into fragments and send them at different
+# times, while inner steps continue, so that not all bytes travel at once. Two of its fixes are worth remembering: the sign of delta
+# (meta-pytorch/torchft#233), and outer parameters that a recovering rank did not load (#238). A checkpoint needs the outer parameters and the velocity,
+# and the inner states of *all* ranks, because they differ.
 
 # %% [markdown]
 # ## 5. The real thing

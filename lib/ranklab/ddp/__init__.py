@@ -11,7 +11,7 @@ Read in this order:
     low_rank.py     power_sgd and the hook PowerSGD: two thin matrices instead of one large
     budget.py       compress_to_budget: more entries than top-k, of fewer bytes each
     diloco.py       DiLoCo: many local steps, then one outer step of all ranks
-    quality.py      compare_hooks, compare_trainers: one GPT trained each way; its bytes and its loss
+    quality.py      compare_hooks, compare_trainers: one GPT trained each way; its bytes and loss
     slow_link.py    a hook that emulates a slow network
     situations.py   four recorded runs for diagnose: one healthy, three slow for different reasons
 """

@@ -8,10 +8,10 @@ class DiLoCo:
     """Step the inner optimizer alone; every `every` steps take one outer step with all ranks.
 
     inner: this rank's optimizer, over parameters of one dtype that are equal on all ranks at first.
-        Its state stays on its rank, and goes on through outer steps.
+        Its state stays on its rank, and outer steps leave it alone.
     every: H, the local steps between two outer steps.
     Outer step: `delta` is the outer parameters (those of the last outer step) minus this rank's,
-        averaged over ranks. SGD with Nesterov momentum takes it for the gradient:
+        averaged over ranks. It is the gradient of SGD with Nesterov momentum:
         velocity = momentum * velocity + delta; outer -= lr * (delta + momentum * velocity).
         Then every rank continues from the outer parameters.
     Raises: ValueError if `every` is less than 1.

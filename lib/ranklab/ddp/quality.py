@@ -1,7 +1,8 @@
 """What does it cost in quality to send less? One GPT, trained in several ways.
 
 With hooks, training uses plain SGD with clipping, to show a hook's damage: Adam divides much of it
-away. Trainers such as DiLoCo have an AdamW of their own on each rank. The text is the source of Python's standard library; the loss is on held-out files.
+away. Trainers such as DiLoCo have an AdamW of their own on each rank. The text is the source of
+Python's standard library; the loss is on held-out files.
 """
 
 from contextlib import nullcontext

@@ -137,8 +137,8 @@ def _by(says, *programs):
 LOCAL = "contributions.new_empty(contributions.shape[1:]).copy_(tree_sum(contributions))"
 ADD = "piece += sendrecv(other, partner, torch.empty_like(piece), partner, group)"
 KEEP = "halves if rank < partner else halves[::-1]"
-BACK = "    for partner, finished, other in reversed(swaps):\n        sendrecv(finished, partner, " \
-       "other, partner, group)\n"
+BACK = ("    for partner, finished, other in reversed(swaps):\n"
+        "        sendrecv(finished, partner, other, partner, group)\n")
 REFUSE, SUM, START = "if R & (R - 1):", "    return total\n", "    rank, R ="
 ORDER = ("Each element here is a large number in one contribution, its negative in another, and 1 "
          "in the others. Ones that are added to a large number are lost, so the sum shows in which "
@@ -149,8 +149,8 @@ LENGTHS = (Spread(8, 48), Spread(8, 24, "int64"), *(Spread(4, n) for n in (1001,
            Spread(8, 24, strided=True), Spread(4, 24, strided=True))
 INVARIANT = Proof(
     invariant_all_reduce,
-    Stage({"the same 8, 12 or 16 contributions on 4, 2 and 1 ranks: the bits of one process's tree, "
-           "in three types": (),
+    Stage({"the same 8, 12 or 16 contributions on 4, 2 and 1 ranks: the bits of one process's "
+           "tree, in three types": (),
            "the contributions are unchanged; each rank sends 2(R-1)/R of one contribution, as a "
            "ring does": COST},
           _see, ORDERS, (4, 2, 1), oracle=in_one_place, note=ORDER),
@@ -161,18 +161,18 @@ INVARIANT = Proof(
     Stage("3 ranks are a ValueError on all of them, and nothing is sent", _see_refusal,
           (Spread(12, 24),), (3,), oracle=in_one_place),
     mistakes=(
-        _by("This rank's contributions are added up one after the other here. The tree adds its "
-            "first half, then the rest, and then the two sums.", adds_up),
-        _by("The first half has n // 2 contributions: with 3 of them, it is the first one, and the "
-            "other two are added to each other.",
-            ("len(contributions) // 2", "(len(contributions) + 1) // 2 * (len(contributions) > 1)")),
-        _by("Neighbours come in pairs here: even rows plus odd rows. The tree splits a rank's rows "
-            "into the first n // 2 and the rest.",
-            ("[:half]", "[::2]", "[half:]", "[1::2]")),
-        Slip("Swap with the neighbour first, then with the rank 2 away, then 4 away: the "
-             "contributions of neighbours are neighbours in the tree.",
+        _by("Here this rank's contributions are added one after the other. The tree adds the first "
+            "half, then the rest, and then the two sums.", adds_up),
+        _by("The first half has n // 2 contributions. With 3 of them it is the first one alone, "
+            "and the other two are added to each other.",
+            ("len(contributions) // 2",
+             "(len(contributions) + 1) // 2 * (len(contributions) > 1)")),
+        _by("Even rows are separated from odd rows here. The tree splits a rank's rows into the "
+            "first n // 2 and the rest.", ("[:half]", "[::2]", "[half:]", "[1::2]")),
+        Slip("Swap with the neighbour first, then with the rank 2 away, then 4 away: "
+             "neighbours hold contributions that are neighbours in the tree.",
              ("rank ^ 2**k", "rank ^ (R >> (k + 1))")),
-        Slip("A ring starts the sum of each chunk on another rank, so the order of additions "
+        Slip("A ring starts the sum of each chunk on a different rank, so the order of additions "
              "depends on the chunk and on R. Halve the piece and swap with one partner at a time.",
              round_a_ring),
         Slip("The order is right, but the whole sum travels log2 R times. Swap halves, then "
@@ -184,18 +184,19 @@ INVARIANT = Proof(
              (LOCAL, LOCAL.replace("tree_sum(contributions)", "contributions[0]"))),
         Slip("Each rank has the finished sum of one piece only. The swaps in reverse order bring "
              "the other pieces.", (BACK, "")),
-        Slip("Give back in reverse order: the last swap's pieces are the smallest, and are finished "
-             "first.", ("reversed(swaps)", "swaps")),
+        Slip("Give back in reverse order: the last swap's pieces are the smallest, and are "
+             "finished first.", ("reversed(swaps)", "swaps")),
         Slip("Both partners keep the same half. The lower rank keeps the first half, the other one "
              "the second.", (KEEP, "halves")),
         Slip("Add what arrives to the piece that you keep.",
              (ADD, "piece.copy_(sendrecv(other, partner, torch.empty_like(piece), partner, "
               "group))")),
         Slip(MEAN, (SUM, "    return (total / R).to(total.dtype)\n")),
-        Slip("Add in the contributions' own type. A wider one rounds elsewhere, so the bits differ "
-             "from the tree's, and it sends more bytes.",
+        Slip("Add in the contributions' own dtype. A wider one rounds differently, so the bits are "
+             "not the tree's, and it sends more bytes.",
              *((LOCAL, f"tree_sum(contributions.{wide}()).contiguous().clone()",
-                SUM, "    return total.to(contributions.dtype)\n") for wide in ("float", "double"))),
+                SUM, "    return total.to(contributions.dtype)\n")
+               for wide in ("float", "double"))),
         Slip("With 3 ranks the tree would be cut inside a rank's part: raise a ValueError on every "
              "rank, before anything is sent.", (REFUSE, "if False:")),
         Slip("Raise ValueError(...): an assert is an AssertionError, and python -O drops it.",

@@ -106,8 +106,8 @@ DILOCO = Proof(
           note="On all ranks it was right. Here are groups, whose ranks are not 0 .. n-1."),
     Stage("every=0 is a ValueError", _see_refusal, (0, -1), (1,), oracle=ByHand),
     mistakes=(
-        Slip("The model still has its own parameters after the outer step. Keep clones as the outer "
-             "parameters, step those, and copy them into the model.",
+        Slip("The model still has its own parameters after the outer step. Keep clones as the "
+             "outer parameters, step those, and copy them into the model.",
              (CLONE, "p.detach()"), (COPY, "            pass\n")),
         Slip("The sign is wrong: SGD subtracts the gradient, so delta is the old parameters minus "
              "the new ones.", (DELTA, "(p - outer).flatten()")),
@@ -118,10 +118,11 @@ DILOCO = Proof(
              (NESTEROV, "nesterov=False")),
         Slip("The outer step has momentum: keep a velocity from one outer step to the next.",
              ("momentum=momentum, nesterov=momentum > 0", "momentum=0.0")),
-        Slip("Use lr for the outer step. With 1 and no momentum, it is only an average.",
+        Slip("The outer step has a rate of 1 here: pass `lr` to it.",
              ("self.outer, lr,", "self.outer, 1.0,")),
         Slip("The model gets the plain average here, and the outer step is lost: copy the outer "
-             "parameters into it.", (OUTER, "        means = [outer - outer.grad for outer in self.outer]\n" + OUTER,
+             "parameters into it.",
+             (OUTER, "        means = [outer - outer.grad for outer in self.outer]\n" + OUTER,
               "for p, outer in zip(self.parameters, self.outer):\n" + COPY,
               "for p, mean in zip(self.parameters, means):\n            p.copy_(mean)\n")),
         Slip("Count from the last outer step: the first one comes after H inner steps, not after "
@@ -143,17 +144,17 @@ DILOCO = Proof(
               "                if isinstance(value, torch.Tensor):\n"
               "                    dist.all_reduce(value, group=self.group)\n"
               "                    value /= dist.get_world_size(self.group)\n")),
-        Slip("The inner optimizer's state goes on through outer steps: do not clear it.",
+        Slip("Keep the inner optimizer's state through outer steps: do not clear it.",
              (COPY, COPY + "        self.inner.state.clear()\n")),
         Slip("One collective for all parameters: every message costs its latency.",
              (REDUCE, "for part in delta.split([p.numel() for p in self.outer]):\n"
               "            dist.all_reduce(part, group=self.group)\n")),
-        Slip("Delta in the parameters' own type is enough: float64 doubles the bytes.",
+        Slip("Send delta in the parameters' own dtype: float64 doubles the bytes.",
              ("torch.cat(deltas)", "torch.cat(deltas).double()",
               "part.view_as(outer)", "part.view_as(outer).to(outer.dtype)")),
         Slip("Take the parameters of all param_groups.",
              ("for part in inner.param_groups for p", "for part in inner.param_groups[:1] for p")),
-        Slip("Hand `group` on, to all_reduce and to get_world_size.",
+        Slip("Pass `group` on, to all_reduce and to get_world_size.",
              (REDUCE, "dist.all_reduce(delta)\n", DIVIDE,
               "        delta /= dist.get_world_size()\n")),
         Slip("every=0 must be a ValueError, in __init__.", ("if every < 1:", "if False:")),
