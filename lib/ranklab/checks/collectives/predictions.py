@@ -96,9 +96,9 @@ PREDICTIONS = (
         why="Between nodes it is an all-reduce over M = 2, however many ranks each node has.",
     ),
     Prediction(
-        "ring_right_chunks", solution="1", unit="chunks",
-        hint="Chunk c begins on rank c + 1 and ends on rank c, its owner. Write down the four "
-             "orders. In float32, 1e8 + 1 is 1e8.",
+        "ring_right_chunks", solution="[0, 0, 1, 2].count(2)", unit="chunks",
+        hint="Write down the order of additions in each chunk: it begins on the rank after its "
+             "owner, and ends on its owner. In float32 a small number next to 1e8 is lost.",
         answer=lambda: _ring_sums([1e8, -1e8, 1.0, 1.0]).count(2.0),
         mistakes={4: "that is exact arithmetic; in float32 a 1 next to 1e8 is lost",
                   0: "one order adds 1e8 and -1e8 first, and then both ones",
