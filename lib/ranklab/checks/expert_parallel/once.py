@@ -224,9 +224,10 @@ ONCE = Scored(
              (FIRST, "node[:, -1:]", TRAVEL, TRAVEL.replace(" // k", ""))),
         Slip("Node 0 has the first E/M experts, node 1 the next ones: node e // (E/M).",
              (NODE, "chosen.where(chosen < 0, chosen % M).sort(dim=1).values")),
-        Slip("These are the choices of this rank's own tokens. The choices of the rows that arrived "
-             "must cross along with them.", (TRAVEL, "torch.cat([chosen, chosen.new_zeros(sum(sent.came), "
-                                  "k)])[:sum(sent.came)]"), torch=torch),
+        Slip("These are the choices of this rank's own tokens. The choices of the rows that "
+             "arrived must cross along with them.",
+             (TRAVEL, "torch.cat([chosen, chosen.new_zeros(sum(sent.came), k)])[:sum(sent.came)]"),
+             torch=torch),
         Slip(PLACE, (TRAVEL, TRAVEL.replace("// k", "% max(1, len(x))"))),
         Slip("Inside the node experts are counted from 0: subtract the node's first expert, "
              "m E/M.", (SHIFT, "choices")),
