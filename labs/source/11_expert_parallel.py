@@ -462,8 +462,8 @@ def mxfp8_all_to_all(x, to, came, group=None):
     Cost: 1 + 1/32 bytes a number; at most two all-to-alls.
     Raises: ValueError if 32 does not divide C.
     """
-    # torch.frexp takes the power of two out of a number. torch.float8_e8m0fnu is the type of a scale
-    # of one byte. Send .view(torch.uint8): not every backend takes the 8-bit types.
+    # torch.frexp takes the power of two out of a number. torch.float8_e8m0fnu is the type of a
+    # scale of one byte. Send .view(torch.uint8): not every backend takes the 8-bit types.
     raise NotImplementedError("exercise mxfp8_all_to_all: about 9 lines")
 
 
