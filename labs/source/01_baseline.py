@@ -178,7 +178,7 @@ for seq in (256, 1024, 4096, 16384):
 # memory, the second time does not count.
 #
 # **Predict.** GPT-2 medium does 160 000 tokens a second on one H100 (989.4 TFLOP/s). `transformer_flops` counts 2.423 GFLOP
-# for each token (the rule of 6 says 2.12). How many per cent is the MFU?
+# for each token (the rule of 6 says 2.12). What is the MFU, in percent?
 
 # %%
 check(mfu_percent=...)
@@ -364,7 +364,7 @@ for micro_batch in (32, 8, 2):
 # And if a single sequence is already too much? Then keep only the *input* of each block. When backward comes to the block,
 # run the block again, this time with autograd on, and go backward through it. This is **activation checkpointing**.
 #
-# **Predict.** You checkpoint every block. By how many per cent does the work of a step grow at most?
+# **Predict.** You checkpoint every block. By how many percent does the work of a step grow at most?
 
 # %%
 check(recompute_percent=...)
@@ -592,7 +592,7 @@ plots.roofline(operations, hardware.H100)
 # %% [markdown]
 # Operations left of the balance wait for memory, so more FLOP/s would not help them. That is why compilers *fuse* norms and
 # additions into their neighbours, and why flash attention is faster. It is also why a GPU that generates text one token at
-# a time uses a third of a per cent of its peak (1 of 295).
+# a time uses a third of a percent of its peak (1 of 295).
 
 # %% [markdown]
 # #### `scale_loss`: sixteen bits and small gradients
@@ -875,7 +875,7 @@ questions("01_baseline")
 # %% [markdown]
 # ## 10. Take with you
 #
-# 1. Training takes 6 FLOPs for each parameter and token: 8 billion parameters and 15 trillion tokens are 7.2e23 FLOPs, and attention is added.
+# 1. Training takes 6 FLOPs for each parameter and token: 8 billion parameters and 15 trillion tokens are 7.2e23 FLOPs, and attention adds to that.
 # 2. Adam in mixed precision keeps 16 bytes for each parameter, so 80 GB are full at 5 billion, before the first activation.
 # 3. Checkpointing runs each forward twice: 8 FLOPs instead of 6, a third more work for a small part of the activations.
 #

@@ -638,7 +638,7 @@ questions("05_horovod")
 # ## 10. Take with you
 #
 # 1. Collectives have no names, so ranks must agree on an order. 300 names from each of 512 ranks, 5 times a second, are 58 MB/s at rank 0; with a cache, each name is a single bit.
-# 2. Each message pays a latency, so fuse, up to 128 MB in Horovod's last version. But what waits to be fused hides behind nothing.
+# 2. Each message pays a latency, so fuse, up to 128 MB in Horovod's last version. But a gradient that waits to be fused is not hidden behind any computation.
 # 3. A long NEGOTIATE usually means one late rank, not a slow network: the ticks in the timeline say which.
 #
 # **What we left out**

@@ -866,7 +866,7 @@ print(*(f"{loss:.3f}" for loss in losses), f"   a guess: {np.log(256):.3f}")
 #
 # <details><summary>Which of these is the cause?</summary>
 #
-# 1. Each rank trains for itself, and nothing is averaged.
+# 1. Each rank trains on its own, and nothing is averaged.
 # 2. The gradients are zeroed before the step.
 # 3. The learning rate is too small for shards.
 # 4. The optimizer has parameters that the model no longer uses.

@@ -178,7 +178,7 @@ plots.timeline(simulate(gpipe_schedule(4, 8)), "GPipe, 4 stages, 8 micro-batches
 #
 # At the end of a batch all ranks wait for each other. This is a **flush**. Papers on zero bubble count **without a flush**: a rank that is done goes on to the next batch. Then a rank's time runs from *its own* first start to *its own* last end, and the longest of these times counts for all.
 #
-# **Predict.** Look at the picture above, with 8 micro-batches. Count in units of one micro-batch's forward and backward: how long does each rank wait in all, and how long does it work? With 12 micro-batches, how many percent is the bubble?
+# **Predict.** Look at the picture above, with 8 micro-batches. Count in units of one micro-batch's forward and backward: how long does each rank wait in all, and how long does it work? With 12 micro-batches, what is the bubble, in percent?
 
 # %%
 check(pp_bubble_percent=...)
@@ -466,7 +466,7 @@ plots.several({"simulated": simulate(schedule, UNIT, 2 * UNIT), "measured": meas
 #
 # Ranks work in **rounds** of P micro-batches: these P pass the rank's first stage, then its second one, and so on, and then the next P follow. In backward the last stage comes first. The warm-up is (V - 1) P forwards, plus 2 for each rank after this one, but never more than there are. Then comes one forward and one backward in turn (Narayanan et al. 2021, arXiv 2104.04473). Why 2 for each later rank, when 1F1B adds only 1? If messages took no time, 1 would give the same bubble and hold fewer activations. But if a message takes a tenth of a forward, P = 8, M = 32 and V = 4 lose 10.5% with 1, and 6.6% with 2.
 #
-# **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. How many percent is the bubble? (The forward of a thin stage takes a quarter of the time.)
+# **Predict.** 8 ranks, 32 micro-batches, 4 stages on each rank. What is the bubble, in percent? (The forward of a thin stage takes a quarter of the time.)
 
 # %%
 check(pp_interleaved_percent=...)

@@ -260,7 +260,7 @@ CASES = (
          hidden=((ROOT + OPTIMIZER, OPTIMIZER + ROOT),), disease="optimizer_before_sharding",
          causes=("The optimizer has parameters that the model no longer uses.",
                  "The learning rate is too small for shards.",
-                 "Each rank trains for itself, and nothing is averaged.",
+                 "Each rank trains on its own, and nothing is averaged.",
                  "The gradients are zeroed before the step.")),
     Case(flat_model, ((CLIP, "        norm = nn.utils.clip_grad_norm_([shard], max_norm)\n"),),
          hidden=((SCATTER + CLIP, OWN_CLIP + SCATTER),), disease="shard_norm",

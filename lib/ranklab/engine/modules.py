@@ -16,8 +16,8 @@ from ranklab.engine.cheap_forks import cheap_forks
 def imported(since=0):
     """List the ranklab modules of this process that are worth importing before a fork.
 
-    since: len(sys.modules) at the time of a fork: list only later modules. Reading a name copies
-        its page of memory; reading all names would be two fifths of what a fork copies
+    since: len(sys.modules) at the time of a fork: list only later modules. To read a name
+        copies its page of memory; for all names that is two fifths of the memory a fork copies
     """
     young = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - since))
     return [name for name in young

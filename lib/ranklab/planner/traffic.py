@@ -159,7 +159,7 @@ def update_exchanges(numbers, plan, span, placement, embedding=0):
     ZeRO 1 and 2 a reduce-scatter of gradients and an all-gather of weights.
 
     span  the Span of the ranks with these `numbers` weights
-    embedding  how many of them are the embedding's, which has 2 bytes in any all-gather
+    embedding  how many of them belong to the embedding; these have 2 bytes in any all-gather
     """
     if plan.zero == 3 or plan.frozen or not numbers:
         return (), ()
