@@ -439,7 +439,7 @@ plots.crossings(nodes, {"once for each expert": each, "once to each node": once,
                         "at most 4 nodes": [min(4, crossed) for crossed in once]})
 
 # %% [markdown]
-# Compare the lines at 8 nodes: there, once to each node saves only a third of the crossings, and the limit brings it to 43%. On the way back the same is done in reverse: DeepEP adds up a token's outputs inside the node, and the sum crosses once. Your backward already does that with the gradients.
+# Compare the lines at 8 nodes: there, once to each node saves only a third of the crossings, and with the limit 43% are saved. On the way back the same is done in reverse: DeepEP adds up a token's outputs inside the node, and the sum crosses once. Your backward already does that with the gradients.
 
 # %% [markdown]
 # #### `mxfp8_all_to_all`
@@ -454,9 +454,9 @@ def mxfp8_all_to_all(x, to, came, group=None):
     """Exchange rows as AllToAll does, in the format MXFP8; return them in the dtype of x.
 
     Each 32 consecutive numbers of a row are a block. A block is divided by its scale and rounded to
-    float8_e4m3fn, whose largest number is 448. The scale is the smallest power of two for which no
-    number of the block exceeds 448 (a block of zeros may have any). It travels as one byte, its
-    exponent + 127. The receiver multiplies again.
+    float8_e4m3fn, whose largest number is 448. The scale is the smallest power of two that leaves
+    no magnitude of the divided block above 448 (a block of zeros may have any). It travels as one
+    byte, its exponent + 127. The receiver multiplies again.
     There is no gradient.
     Shape: x (n, C), finite; the result (sum of came, C).
     Cost: 1 + 1/32 bytes a number; at most two all-to-alls.
@@ -493,7 +493,7 @@ plots.rounding(sizes, launch(lambda: [rounding_errors(size) for size in sizes], 
 # %% [markdown]
 # Follow each line from the left: it rises where the outliers push the other numbers below its smallest step. With steps of equal size (int8) that happens soon; with an exponent in each number, late; and with a scale for each 32 numbers, only one block in 16 suffers.
 #
-# 33 bytes instead of 64 are not half the time. On four B200s in one node, torchao's 8-bit rows travelled 1.7 times as fast as bf16, but rounding, and sending scales, took the gain back (pull request 3203). So torchtitan's draft (pull request 2250) does not convert back: the expert's product takes the 8-bit rows as they came. Between nodes the rows themselves take longer, so there is more to win.
+# A block takes 33 bytes instead of bf16's 64, but that is not half the time. On four B200s in one node, torchao's 8-bit rows travelled 1.7 times as fast as bf16, but rounding, and sending scales, took the gain back (pull request 3203). So torchtitan's draft (pull request 2250) does not convert back: the expert's product takes the 8-bit rows as they came. Between nodes the rows themselves take longer, so there is more to win.
 
 # %% [markdown]
 # #### Which ranks are an expert group?

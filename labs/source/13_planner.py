@@ -425,7 +425,7 @@ for far in (25, 5, 1.25, 0.3):  # GB/s of a GPU between the sites
 # %% [markdown]
 # ### Further
 #
-# Two questions about GPUs of 2024 and later, which are not part of the 170 minutes: what FP8 brings, and what changes if NVLink joins 72 GPUs instead of 8.
+# Two questions about newer GPUs, which are not part of the 170 minutes: what FP8 brings, and what changes if NVLink joins 72 GPUs instead of 8.
 #
 # #### `fp8_speedup`
 # > difficulty 3/5 · importance 4/5 · 20 minutes · about 8 lines
@@ -453,10 +453,10 @@ def fp8_speedup(model, plan, machine):
                micro-batch's on the last of plan.pp stages, and Step is about the average stage
     recompute  Step.recompute has the layers' forward products once more, for plan.rerun_share of
                the layers: forward is a third of the layers' products, and also runs in FP8
-    bubble     shrinks by the same factor as the busy seconds: all parts of a Step but pipeline,
-               bubble, data, optimizer, rest
+    bubble     shrinks by the same factor as the busy seconds, which are all parts of a Step but
+               pipeline, bubble, data, optimizer and rest
     all other parts of step_time(model, plan, machine) keep their seconds
-    error      ValueError if the plan is not in bf16, or if the machine has no FP8: machine.fp8 is 0
+    error      ValueError if plan.precision is not "bf16", or if machine.fp8 is 0: it has no FP8
     """
     raise NotImplementedError("exercise fp8_speedup: about 8 lines")
 

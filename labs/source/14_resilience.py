@@ -590,13 +590,13 @@ check(resilience_mttf_hours=...)
 # %% [markdown]
 # The same paper *measured* 7.9 hours for jobs of that size, 3.7 times as often. For 16,384 GPUs the model gives the 1.8 hours of section 2, which is a projection, not a measurement. So ask anyone who quotes a rate: failures of nodes or of jobs, and on how many nodes?
 #
-# **Predict.** On 16,384 GPUs a job fails every 6,490 s. It saves for a minute after every 14 minutes of work. If a restart takes 1 minute instead of 15, how many percentage points of goodput do you gain?
+# **Predict.** On 16,384 GPUs a job fails every 6,490 s. It saves for a minute after every 14 minutes of work. If a restart takes 1 minute instead of 15, how many percentage points of goodput do you gain? Call your `goodput` of 4.2 twice: a restart can fail as well, so it is less than 14 minutes of each 6,490 s.
 
 # %%
 check(resilience_restart_points=...)
 
 # %% [markdown]
-# Three ways to restart, by your formula and by the paper's own (`expected_ettr`, the *effective training time ratio*, which is goodput to first order). The minutes are assumed: the paper has 5 to 20 for a new job. If a repair takes a day, 13 of the 2,048 nodes are in repair on average, and 22 spares are enough on 99% of the days. You pay for the spares all along:
+# Three ways to restart, by your `goodput` (4.2) and by the paper's own (`expected_ettr`, the *effective training time ratio*, which is goodput to first order). The minutes are assumed: the paper has 5 to 20 for a new job. If a repair takes a day, 13 of the 2,048 nodes are in repair on average, and 22 spares are enough on 99% of the days. You pay for the spares all along:
 
 # %% tags=["nbval-check-output"]
 from ranklab.resilience import expected_ettr, spares_needed

@@ -61,10 +61,10 @@ def suspect_parts(outputs, block_of, share=0.9):
 
     outputs: {(node, node): the text that all_reduce_perf printed}, every pair once, in any order.
     block_of: {node: its block}.
-    A pair has the busbw of its largest size, out of place. It is slow below `share` times the
-    median of all pairs; so is a pair with wrong values (#wrong is neither 0 nor N/A), and a pair
-    whose text has no line with numbers, because the test hung or died. (So no pair is slow if most
-    of them are: compare the median with the number that was agreed on.)
+    A pair has the busbw of its largest size, out of place; it has 0 with wrong values (in a line
+    #wrong is neither 0 nor N/A), and without a line of numbers, because the test hung or died.
+    It is slow below `share` times the median of all pairs. (So no pair is slow if most of them
+    are: compare the median with the number that was agreed on.)
     nodes: all pairs of the node are slow.
     blocks: without these nodes, all pairs between this block and others are slow, and there is at
         least one.

@@ -9,9 +9,9 @@ def mxfp8_all_to_all(x, to, came, group=None):
     """Exchange rows as AllToAll does, in the format MXFP8; return them in the dtype of x.
 
     Each 32 consecutive numbers of a row are a block. A block is divided by its scale and rounded to
-    float8_e4m3fn, whose largest number is 448. The scale is the smallest power of two for which no
-    number of the block exceeds 448 (a block of zeros may have any). It travels as one byte, its
-    exponent + 127. The receiver multiplies again.
+    float8_e4m3fn, whose largest number is 448. The scale is the smallest power of two that leaves
+    no magnitude of the divided block above 448 (a block of zeros may have any). It travels as one
+    byte, its exponent + 127. The receiver multiplies again.
     There is no gradient.
     Shape: x (n, C), finite; the result (sum of came, C).
     Cost: 1 + 1/32 bytes a number; at most two all-to-alls.

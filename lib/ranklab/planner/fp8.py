@@ -24,10 +24,10 @@ def fp8_speedup(model, plan, machine):
                micro-batch's on the last of plan.pp stages, and Step is about the average stage
     recompute  Step.recompute has the layers' forward products once more, for plan.rerun_share of
                the layers: forward is a third of the layers' products, and also runs in FP8
-    bubble     shrinks by the same factor as the busy seconds: all parts of a Step but pipeline,
-               bubble, data, optimizer, rest
+    bubble     shrinks by the same factor as the busy seconds, which are all parts of a Step but
+               pipeline, bubble, data, optimizer and rest
     all other parts of step_time(model, plan, machine) keep their seconds
-    error      ValueError if the plan is not in bf16, or if the machine has no FP8: machine.fp8 is 0
+    error      ValueError if plan.precision is not "bf16", or if machine.fp8 is 0: it has no FP8
     lab        13
     """
     if plan.precision != "bf16":
