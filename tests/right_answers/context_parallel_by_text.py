@@ -122,7 +122,7 @@ def tiled_logits_loss__a_factor_of_each(hidden, weight, targets, tile, reduction
             if dx is not None:
                 dx[i : i + tile] = grad @ weight
             if dw is not None:
-                dw += grad.T @ rows
+                dw.addmm_(grad.T.float(), rows.float())
             del log, grad
     loss = loss / number
     if dx is not None:

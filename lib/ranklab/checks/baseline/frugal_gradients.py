@@ -5,11 +5,11 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import flop_registry
 
 from ranklab import baseline
 from ranklab.checks.baseline.whole_batch import batch, gradients, one_thread, times_right
 from ranklab.checks.exercise import Exercise
+from ranklab.checks.flops import add_flops
 from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
 from ranklab.checks.trial import instead, is_near
@@ -123,11 +123,7 @@ def _measured(step, config, rows):
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     inputs, targets = batch(config, rows, config.n_ctx)
 
-    def add_flops(func, args, kwargs, result):  # FlopCounterMode can't follow each backward
-        if formula := flop_registry.get(func.overloadpacket):
-            flops.append(formula(*args, **kwargs, out_val=result))
-
-    with Watcher(flops, add_flops), MemoryPeak(model) as memory:
+    with Watcher(flops, add_flops(flops)), MemoryPeak(model) as memory:
         step(model, inputs, targets)
     return sum(flops), memory.peak_bytes - memory.points[0].total
 

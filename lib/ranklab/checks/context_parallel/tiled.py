@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import flop_registry
 
 from ranklab.basics.targets import IGNORE
 from ranklab.checks.baseline.whole_batch import one_thread, times_right
+from ranklab.checks.flops import add_flops
 from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told, must_refuse
 from ranklab.context_parallel.tiled import tiled_logits_loss
 from ranklab.engine import device
@@ -140,11 +140,7 @@ class Size(NamedTuple):
             self.vocabulary, (self.rows, self.tokens), generator=generator))
         model.to(device())
 
-        def add_flops(func, args, kwargs, result):
-            if formula := flop_registry.get(func.overloadpacket):
-                flops.append(formula(*args, **kwargs, out_val=result))
-
-        with one_thread(), Watcher(flops, add_flops), MemoryPeak(model) as memory:
+        with one_thread(), Watcher(flops, add_flops(flops)), MemoryPeak(model) as memory:
             with torch.set_grad_enabled(not needs.no_grad):
                 loss = fn(model.hidden, model.weight, model.targets, self.tile)
             if loss.requires_grad:
@@ -279,7 +275,9 @@ TILED = Proof(
               "ctx.save_for_backward(grad_hidden, sum(grad_weight) if needs[1] else None)")),
         Slip("A frozen tensor needs no gradient: look at requires_grad, or at "
              "ctx.needs_input_grad, before you compute one.",
-             (f"[{NEEDS} for x in (hidden, weight)]", "[torch.is_grad_enabled()] * 2")),
+             (f"[{NEEDS} for x in (hidden, weight)]", "[torch.is_grad_enabled()] * 2"),
+             (f"[{NEEDS} for x in (hidden, weight)]", "[torch.is_grad_enabled()] * 2",
+              ADD, "grad_weight.addmm_(grad.T.float(), x.float())")),
         Slip("Under torch.no_grad() no gradient is needed. ctx.needs_input_grad is still True "
              "there, so ask torch.is_grad_enabled() outside the Function.",
              (NEEDS, "x.requires_grad")),

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ranklab.checks.exercise import Exercise, Mistake
+from ranklab.checks.flops import FORMULAS
 from ranklab.checks.looks import expect, on_groups
 from ranklab.checks.prover import GROUPS, Slip
 from ranklab.checks.trial import on_ranks
@@ -157,7 +158,9 @@ def _cost(fn, shapes):
     member = dist.get_rank(), dist.get_world_size()
     weights, momenta = ([_rows(x, *member).clone() for x in _matrices(shapes, seed)]
                         for seed in (1, 2))
-    with Traffic() as traffic, FlopCounterMode(display=False) as flops:
+    flops = FlopCounterMode(display=False)
+    flops.flop_registry.update(FORMULAS)
+    with Traffic() as traffic, flops:
         fn(weights, momenta, [*shapes], LR)
     return flops.get_total_flops(), traffic.sent_bytes
 
