@@ -305,7 +305,7 @@ def follow():
 launch(follow, ranks=1);
 
 # %% [markdown]
-# F1.0 takes what F0.0 left in `activations_out`, and B0.0 what B1.0 left in `gradients_out`. `self.take_activations(s, m)` and `self.take_gradients(s, m)` do that for the stage s that takes; they are given: `take_activations(1, 0)` returns what F0.0 left. As in section 3, the autograd graph ends at both ends of a stage. An I calls `backward` as well; a W needs nothing from you.
+# F1.0 takes what F0.0 left in `activations_out`, and B0.0 what B1.0 left in `gradients_out`. `self.take_activations(s, m)` and `self.take_gradients(s, m)`, which are given, do that. Here s is the stage that takes: `take_activations(1, 0)` returns what F0.0 left. As in section 3, the autograd graph ends at both ends of a stage. An I calls `backward` as well; a W needs nothing from you.
 
 # %%
 class StageExecutor(ScheduleRunner):
@@ -321,7 +321,7 @@ class StageExecutor(ScheduleRunner):
         """Compute the stage's output: keep it for the next stage, or add it to self.loss.
 
         Stage 0 takes the inputs, which need no gradient. Add a loss times self.weight, one
-        over the number of the batch's targets, to self.loss; keep the loss itself as the output.
+        over the number of the batch's targets, to self.loss; self.activations keeps the loss itself.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
