@@ -320,8 +320,8 @@ class StageExecutor(ScheduleRunner):
     def forward(self, action):
         """Compute the stage's output: keep it for the next stage, or add it to self.loss.
 
-        Stage 0 takes the inputs, which need no gradient. Add a loss times self.weight, one
-        over the number of the batch's targets, to self.loss; self.activations keeps the loss itself.
+        Stage 0 takes the inputs, which need no gradient. Add a loss times self.weight, one over the
+        number of the batch's targets, to self.loss; self.activations keeps the loss itself.
         """
         _, stage, m = action
         raise NotImplementedError("exercise 4.4, first part: about 9 lines")
