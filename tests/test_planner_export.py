@@ -33,7 +33,8 @@ CHANGES = [  # of every field but the tool
     {"recompute": "operators"}, {"recomputed": 0.5}, {"attention": "tuned"},
     {"attention": "unfused"}, {"attended": 512}, {"precision": "fp8"},
     {"precision": "fp8-rowwise"}, {"precision": "mxfp8"}, {"precision": "nvfp4"},
-    {"gradient_bytes": 2}, {"hides": ()}, {"hides": ("data", "tensor", "pipeline", "context")},
+    {"gradient_bytes": 2}, {"gathered_bytes": 1}, {"hides": ()},
+    {"hides": ("data", "tensor", "pipeline", "context")},
     {"fused": False}, {"fused_experts": True}, {"frozen": True}, {"outermost": "data"},
     {"offload": True}, {"graphs": True}]
 
