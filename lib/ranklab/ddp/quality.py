@@ -68,9 +68,13 @@ def _train(make, text, steps, seed, group):
         clip_grad_norm_(gpt.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
-    with torch.no_grad():
-        window = held_out_batch(text.held_out, HELD_OUT, MODEL.n_ctx)
-        return traffic.sent_bytes, gpt(*(tokens.to(device()) for tokens in window)).item()
+    return traffic.sent_bytes, _held_out_loss(gpt, text)
+
+
+@torch.no_grad()
+def _held_out_loss(gpt, text):
+    window = held_out_batch(text.held_out, HELD_OUT, MODEL.n_ctx)
+    return gpt(*(tokens.to(device()) for tokens in window)).item()
 
 
 class Progress(NamedTuple):
@@ -102,7 +106,6 @@ def _train_in_each_way(trainers, steps, measure, seed, lr):
         model = gpt if make else DistributedDataParallel(gpt, forward_sync_buffers=False)
         inner = torch.optim.AdamW(gpt.parameters(), lr)
         trainer, progress = make(inner) if make else inner, Progress(name, [], [], [])
-        window = held_out_batch(text.held_out, HELD_OUT, MODEL.n_ctx)
         sent = 0
         for step in range(1, steps + 1):
             batch = batch_at(text.train, step, BATCH * R, MODEL.n_ctx, seed)
@@ -112,9 +115,7 @@ def _train_in_each_way(trainers, steps, measure, seed, lr):
             sent += traffic.sent_bytes
             inner.zero_grad()
             if step % measure == 0:
-                with torch.no_grad():
-                    loss = gpt(*(tokens.to(device()) for tokens in window)).item()
-                for column, value in zip(progress[1:], (step, sent, loss)):
+                for column, value in zip(progress[1:], (step, sent, _held_out_loss(gpt, text))):
                     column.append(value)
         results.append(progress)
     return results

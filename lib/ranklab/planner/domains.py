@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ranklab.planner.constants import CONSTANTS
-from ranklab.planner.jobs import jobs
+from ranklab.planner.jobs import with_jobs
 from ranklab.planner.links import exchange_seconds
 from ranklab.planner.published import all_runs
 from ranklab.planner.step import step_time
@@ -61,10 +61,9 @@ def published_domains(name="DeepSeekV3", precision="mxfp8", gpus=256):
     """Return [(release, node's Job, rack's Job)] of Megatron-Bridge, the oldest release first: the
     same model and precision on as many B200s in nodes of 8 and GB200s in racks of 72.
     """
-    runs = {run.row_id: run for run in all_runs()}
     families = {}
-    for job in jobs(runs.values()):
-        release = re.search(r"Megatron-Bridge.* release (\S+)", runs[job.row_id].source)
+    for run, job in with_jobs(all_runs()):
+        release = re.search(r"Megatron-Bridge.* release (\S+)", run.source)
         if release and job.seconds and job.name == name and job.plan.gpus == gpus and (
                 job.plan.precision == precision):
             families.setdefault(release[1], {})[job.machine.family] = job

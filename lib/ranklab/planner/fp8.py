@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ranklab.planner.constants import CONSTANTS
-from ranklab.planner.jobs import Unused, job_of
+from ranklab.planner.jobs import with_jobs
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.published import all_runs
 from ranklab.planner.step import head_seconds, step_time
@@ -51,10 +51,12 @@ def matmul_share(model, plan, machine):
 class Fp8Change(NamedTuple):
     """The bf16 plan and the FP8 plan: bytes of a GPU, and seconds of a step.
 
+    share: of the bf16 step, that FP8 speeds up.
     gathers: seconds of the FP8 plan whose weights are all-gathered in FP8 as well.
     gathered: (bf16, FP8) bytes of weights that a GPU gathers in a step.
     """
 
+    share: float
     memory: tuple
     seconds: tuple
     gathers: float
@@ -70,13 +72,13 @@ def fp8_change(model, plan, machine, constants=CONSTANTS):
     Not modelled: FP8 copies of weights; messages of activations in FP8.
     Raises: ValueError if the plan is not in bf16, or if the machine has no FP8.
     """
-    fp8_speedup(model, plan, machine)  # refuses
+    share = matmul_share(model, plan, machine)
     products = replace(plan, precision="fp8")
     gathers = replace(products, gathered_bytes=1)
     memory, seconds = zip(*(
         (memory_per_gpu(model, each, machine, constants=constants).total,
          step_time(model, each, machine, constants).total) for each in (plan, products)))
-    return Fp8Change(memory, seconds, step_time(model, gathers, machine, constants).total,
+    return Fp8Change(share, memory, seconds, step_time(model, gathers, machine, constants).total,
                      tuple(gathered_bytes(model, each, machine) for each in (plan, gathers)))
 
 
@@ -106,16 +108,12 @@ class Pair(NamedTuple):
 
 def published_pairs():
     """Return all Pairs of the published runs; FP8 of any kind, but not FP4."""
-    jobs = {}
-    for run in all_runs():
-        try:
-            job = job_of(run)
-        except Unused:
-            continue
+    layouts = {}
+    for run, job in with_jobs(all_runs()):
         if job.seconds and job.plan.precision != "nvfp4":
             layout = replace(job.plan, precision="")
             same = run.source.partition(";")[0], job.name, job.model, job.machine, layout
-            jobs.setdefault(same, []).append(job)
-    return [Pair(bf16, fp8) for group in jobs.values()
+            layouts.setdefault(same, []).append(job)
+    return [Pair(bf16, fp8) for group in layouts.values()
             for bf16 in group if bf16.plan.precision == "bf16"
             for fp8 in group if fp8.plan.precision != "bf16"]

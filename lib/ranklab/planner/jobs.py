@@ -56,10 +56,15 @@ def is_for_fit(row_id):
 
 def jobs(runs):
     """Return the Jobs of the runs that can be used."""
+    return [job for _, job in with_jobs(runs)]
+
+
+def with_jobs(runs):
+    """Return [(run, its Job)] of the runs that can be used."""
     usable = []
     for run in runs:
         try:
-            usable.append(job_of(run))
+            usable.append((run, job_of(run)))
         except Unused:
             continue
     return usable

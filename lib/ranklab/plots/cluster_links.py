@@ -76,14 +76,14 @@ def networks(speeds, nbytes, title=None):
 def pairs(outputs, title="A slow node is a thin cross, slow uplinks are a wide one"):
     """Draw a square for each pair of nodes, the darker the slower it is.
 
-    outputs: {(node, node): the text of all_reduce_perf}
+    outputs: {(node, node): the text of all_reduce_perf}; without a line of numbers it is 0 GB/s
     """
     nodes = [*dict.fromkeys(node for pair in outputs for node in pair)]
     square = np.full((len(nodes), len(nodes)), np.nan)
     for (a, b), text in outputs.items():
-        *_, largest = re.finditer(ROW, text)
+        rates = {int(row["size"]): float(row["busbw"]) for row in re.finditer(ROW, text)}
         for row, column in ((a, b), (b, a)):
-            square[nodes.index(row), nodes.index(column)] = float(largest["busbw"])
+            square[nodes.index(row), nodes.index(column)] = rates[max(rates)] if rates else 0.0
     fig, ax = figure(6.4, 4.6)
     shown = ax.imshow(square, cmap="Greys_r", vmin=0.5 * np.nanmax(square))
     every = range(0, len(nodes), max(1, len(nodes) // 8))

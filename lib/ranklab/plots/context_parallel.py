@@ -66,15 +66,8 @@ def by_length(lengths, nbytes, budget=None, title=None):
             for name, values in [*nbytes.items()][:2])
     for index, (name, values) in enumerate(nbytes.items()):
         line(ax, lengths, values, index, name)
-    if budget:
-        ax.axhline(budget, color=INK, lw=1)
-        ax.text(lengths[0], budget * 1.15, "memory of one GPU", fontsize=9)
-    ax.set(xscale="log", yscale="log", title=title, xlabel="tokens of a sequence",
-           ylabel="bytes kept on each rank")
-    ax.set_xticks(lengths, [f"{n // 1024}K" if n < 2**20 else f"{n // 2**20}M" for n in lengths])
-    ax.minorticks_off()
-    bytes_axis(ax.yaxis)
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.set(title=title, xlabel="tokens of a sequence", ylabel="bytes kept on each rank")
+    _lengths_and_bytes(ax, lengths, budget)
     return fig
 
 
@@ -96,16 +89,21 @@ def held_by_length(lengths, whole, tiled, at, budget=None, title=None):
         line(ax, lengths, values, index, name, linestyle="-")
         if name in tiled:
             line(ax, lengths, tiled[name], index, f"{name}, in tiles", linestyle=":")
+    ax.set(title=title, xlabel="tokens on a rank", ylabel="bytes held on the rank")
+    _lengths_and_bytes(ax, lengths, budget)
+    return fig
+
+
+def _lengths_and_bytes(ax, lengths, budget):
+    """Give the axes of bytes by sequence length their scales, and draw the line of the budget."""
     if budget:
         ax.axhline(budget, color=INK, lw=1)
         ax.text(lengths[0], budget * 1.15, "memory of one GPU", fontsize=9)
-    ax.set(xscale="log", yscale="log", title=title, xlabel="tokens on a rank",
-           ylabel="bytes held on the rank")
+    ax.set(xscale="log", yscale="log")
     ax.set_xticks(lengths, [f"{n // 1024}K" if n < 2**20 else f"{n // 2**20}M" for n in lengths])
     ax.minorticks_off()
     bytes_axis(ax.yaxis)
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    return fig
 
 
 @styled

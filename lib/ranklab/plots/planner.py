@@ -165,7 +165,7 @@ def domains(curves, title=None):
     for index, (name, curve) in enumerate(curves.items()):
         ranks, seconds = zip(*curve)
         line(ax, ranks, seconds, index, name)
-        ax.annotate(f"{human_seconds(seconds[-1])}", (ranks[-1], seconds[-1]), (6, 0),
+        ax.annotate(human_seconds(seconds[-1]), (ranks[-1], seconds[-1]), (6, 0),
                     textcoords="offset points", va="center", fontsize=9)
     if title is None:
         last = [curve[-1][1] for curve in curves.values()]

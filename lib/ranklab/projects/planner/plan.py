@@ -20,7 +20,7 @@ from ranklab.basics.options import comma_list, new_file, new_folder, number, pic
 from ranklab.planner.catalog import find_model, find_node, model_of_size
 from ranklab.planner.cost import price_of
 from ranklab.planner.domains import expert_traffic
-from ranklab.planner.fp8 import fp8_change, matmul_share, published_pairs
+from ranklab.planner.fp8 import fp8_change, published_pairs
 from ranklab.planner.mixed import search_mixed
 from ranklab.planner.muon import muon_change
 from ranklab.planner.offers import affordable, offers
@@ -103,14 +103,13 @@ def muon_lines(wish, best):
 def fp8_lines(wish, best):
     """Return lines about the effect of FP8 on the best layout."""
     change, pairs = fp8_change(wish.model, best.plan, wish.machine), published_pairs()
-    share = matmul_share(wish.model, best.plan, wish.machine)
     memory, seconds = change.memory, change.seconds
     gathers = (f" With weights gathered in FP8 it is {plain(change.gathers, 4)} s, and a GPU "
                f"gathers {plain(change.gathered[1] / 1e9)} GB of weights in a step instead of "
                f"{plain(change.gathered[0] / 1e9)}." if change.gathered[0] else "")
     gains = [pair.speedup for pair in pairs]
     return textwrap.wrap(
-        f"FP8 for the products of the blocks, {share:.0%} of a step of the best layout: "
+        f"FP8 for the products of the blocks, {change.share:.0%} of a step of the best layout: "
         f"{plain(seconds[1], 4)} s a step instead of {plain(seconds[0], 4)} "
         f"({seconds[0] / seconds[1]:.2f} times as fast), and "
         f"{memory[1] / 1e9:.1f} GB instead of {memory[0] / 1e9:.1f}.{gathers} Attention, head, "
