@@ -72,8 +72,8 @@ PREDICTIONS = (
         "resilience_restart_points", unit="points", tolerance=0.05,
         answer=lambda: 100 * (goodput(840, 60, RESEARCH * HOUR, 60)
                               - goodput(840, 60, RESEARCH * HOUR, 900)),
-        solution="100 * (resilience.goodput(840, 60, 6490, 60) - resilience.goodput(840, 60, 6490, "
-                 "900))",
+        solution="100 * 840 / 6490 * (math.exp(-60 / 6490) - math.exp(-900 / 6490)) "
+                 "/ (math.exp(900 / 6490) - 1)",
         hint="Call your goodput twice. What changes is the seconds of a restart.",
         mistakes={100 * 840 / 6490: "that is to first order: other losses already take a part of "
                   "the time", 100 * goodput(840, 60, RESEARCH * HOUR, 60): "that is the goodput "
