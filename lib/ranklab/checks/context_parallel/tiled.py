@@ -281,6 +281,9 @@ TILED = Proof(
         Slip("Under torch.no_grad() no gradient is needed. ctx.needs_input_grad is still True "
              "there, so ask torch.is_grad_enabled() outside the Function.",
              (NEEDS, "x.requires_grad")),
+        Slip("Inside the forward of a Function gradients are always disabled, so there "
+             "torch.is_grad_enabled() is False. Ask it before you call apply().",
+             (NEEDS, "False")),
         Slip("Gradients are computed that are not needed: of a frozen tensor, and under "
              "torch.no_grad().",
              (f"[{NEEDS} for x in (hidden, weight)]", "[True, True]")),

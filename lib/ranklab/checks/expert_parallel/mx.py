@@ -129,6 +129,14 @@ MXFP8 = Proof(
         Slip("The scale is rounded down, so the largest numbers of a block lie beyond 448 and are "
              "cut off. Round the power of two up.",
              (POWER, "(exponent - 1).clamp(min=-126)")),
+        Slip("448 is 1.75 * 2 ** 8. This scale brings the largest number between 2 ** 8 and 2 ** 9 "
+             "(OCP's rule), so what lies beyond 448 is cut off. Take the smallest power of two "
+             "that leaves nothing above 448.",
+             *((LARGEST, LARGEST.replace("448", "256"), POWER, "(exponent - 1).clamp(min=-126)",
+                ROUND, cut) for cut in (ROUND, f"{ROUND.partition(').to(')[0]}).clamp(-448, 448)"
+                                        ".to(torch.float8_e4m3fn)"))),
+        Slip("Each scale is a power of two too large, so small numbers lose a bit.",
+             (POWER, POWER.replace("(exponent", "(exponent + 1"))),
         Slip("If a block's largest number is exactly 448 times a power of two, that power is the "
              "scale. This takes the next one, and the smallest numbers lose a bit.",
              (POWER, "exponent.clamp(min=-126)")),

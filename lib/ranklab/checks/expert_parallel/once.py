@@ -243,6 +243,13 @@ ONCE = Scored(
         Slip("counts is the number of rows for each expert of this rank, not of the node.",
              (DONE, "return rows, [len(rows)]"),
              (DONE, "return rows, here[here >= 0].bincount(minlength=each)")),
+        Slip("counts has a number for each expert of this rank, E/R in all. Experts of other ranks "
+             "have none.",
+             (DONE, "own = n_experts // (M * L)\n    first = (dist.get_rank(across) * L + "
+              "dist.get_rank(inside)) * own\n    return rows, [*[0] * first, *sent.counts, "
+              "*[0] * (n_experts - own - first)]")),
+        Slip("-1 is no expert, and so no node. Here a token without an expert crosses to node 0.",
+             ("chosen.div(", "chosen.clamp(min=0).div(")),
         Slip("Return rows, counts.", (DONE, "return rows"), (DONE, "return sent.counts, rows")),
         Slip("A row's k choices are enough to name its experts. Sending E numbers with each row "
              "costs too much.",
