@@ -142,6 +142,24 @@ def test_what_must_be_may_be_told_and_what_is_missing_is_said():
     assert fact(stage, shown, right, (1, 0), "the cost", 0) == "abcd: the cost is not there"
 
 
+def test_of_a_list_of_tensors_the_first_wrong_one_is_told():
+    def parameters(factor):
+        return lambda case: [torch.arange(3.), factor * torch.arange(1., 4.)]
+
+    def see_parameters(fn, case):
+        yield {"the parameters": fn(case)}
+
+    proof = Proof(len, Stage("steps", see_parameters, ("x",), oracle=parameters(1)),
+                  mistakes=(), hints=("", "", ""))
+    (stage,) = proof.stages
+    right, shown = observe(stage, 0, parameters(1), parameters(2))
+    assert fact(stage, shown, right, (0, 0), "the parameters", 0) == (
+        "x: number 1 of the parameters is 6 at element 2, not 3")
+    shown[0][0, 0].values["the parameters"] = [torch.arange(3.), torch.zeros(3)]
+    assert fact(stage, shown, right, (0, 0), "the parameters", 0) == (
+        "x: number 1 of the parameters is zeros")
+
+
 def test_a_check_that_fails_its_own_answer_stops_the_build(tmp_path, monkeypatch):
     def see_key(fn, case):
         yield {"the root": fn(case)["root"]}

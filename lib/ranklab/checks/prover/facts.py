@@ -38,19 +38,29 @@ def fact(stage, seen, right, step, name, rank):
     got, due = plain(got), plain(due)
     if telling and (text := telling.tell(got, due)):
         return f"{where}: {name} is {text}"
+    part = _first_wrong(stage, got, due)
+    if part is not None:
+        name, got, due = f"number {part} of {name}", got[part], due[part]
     if isinstance(got, torch.Tensor) and got.numel() > 1:
-        for what, value in _relatives(right, step, name, rank):
+        for what, value in _relatives(right, step, name, rank, due):
             if is_alike(stage, got, value) and not is_alike(stage, value, due):
                 return f"{where}: {name} is {what}"
     return f"{where}: {name} is {_instead(got, due)}{_which(stage, got, due)}"
 
 
-def _relatives(right, step, name, rank):
-    """Yield (what a wrong value may be by its relation to what is right, the value)."""
+def _first_wrong(stage, got, due):
+    """Return the index of the first tensor that is wrong, where both are lists of tensors."""
+    if not all(isinstance(each, list | tuple) and each and isinstance(each[0], torch.Tensor)
+               for each in (got, due)) or len(got) != len(due):
+        return None
+    return next((i for i, pair in enumerate(zip(got, due)) if not is_alike(stage, *pair)), None)
+
+
+def _relatives(right, step, name, rank, due):
+    """Yield (what a wrong value may be by its relation to `due`, the value)."""
     _, members, of_rank = right[rank][step]
     R = len(members)
 
-    due = plain(of_rank[name])
     yield from ((f"the same as {other}", plain(value)) for other, value in of_rank.items()
                 if other != name)
     yield from ((f"what rank {member} must have", plain(right[member][step].values.get(name)))
