@@ -87,6 +87,15 @@ class Arriving:
         return getattr(self.work, name)
 
 
+def pair_of(pair, what_it_does):
+    """Return (handle, tensor); raise where it is anything else."""
+    kinds = ["tensor" if isinstance(each, torch.Tensor) else "None" if each is None else "handle"
+             for each in (pair if isinstance(pair, tuple | list) else (pair,))]
+    assert kinds == ["handle", "tensor"], (
+        f"{what_it_does} ({', '.join(kinds)}), not (handle, tensor)")
+    return pair
+
+
 def watched(executor_class, waits):
     """Return the class, changed to raise at once where it would hang later or depend on chance."""
 
@@ -100,9 +109,8 @@ def watched(executor_class, waits):
                 assert isinstance(tensor, torch.Tensor), (
                     f"self.{name} holds {tensor} for {message.kind}")
                 raise
-            handle, tensor = self.sends[-1] if self.sends else (None, None)
-            assert isinstance(tensor, torch.Tensor), (
-                "send() leaves no (handle, tensor) in self.sends")
+            assert self.sends, "send() leaves nothing in self.sends"
+            handle, tensor = pair_of(self.sends[-1], "send() appends")
             assert not waits.is_over(handle), "send() waits"
             assert not tensor.requires_grad, "send() sends a graph"
 
@@ -114,7 +122,7 @@ def watched(executor_class, waits):
             places = {*target} - before
             assert place in target, (f"receive() leaves nothing in self.{name}[{place}]"
                                      + f", but in [{min(places)}]" * bool(places))
-            handle, tensor = target[place]
+            handle, tensor = pair_of(target[place], "receive() leaves")
             assert not waits.is_over(handle), "receive() waits"
             target[place] = Arriving(handle, target), tensor
 
@@ -370,6 +378,10 @@ EXECUTOR = Proof(
         Slip("isend only starts a message. Keep (handle, tensor) in self.sends: the tensor must "
              "stay alive until run() has waited.", (SEND, ISEND), (SEND, SEND.replace(", tensor))",
                                                                                ", None))"))),
+        Slip("A pair in self.sends, and in activations_in and gradients_in, is (handle, tensor), "
+             "in this order.",
+             (SEND, f"self.sends.append((tensor, {ISEND}))"),
+             (RECEIVE, f"target[stage, m] = tensor, {IRECV}")),
         Slip("send() must only start a message: run() waits for everything in self.sends.",
              (SEND, f"handle = {ISEND}\n        handle.wait()\n        self.sends.append("
               "(handle, tensor))")),
@@ -396,6 +408,9 @@ EXECUTOR = Proof(
              "a new one in each receive().",
              (f"tensor = {BUFFER}", "self.buffers = getattr(self, 'buffers', {})\n        "
               f"tensor = self.buffers.setdefault((kind, stage, m), {BUFFER})")),
+        Slip("The buffer has the dtype of the inputs, which are whole numbers here. A hidden state "
+             "arrives: self.new_hidden(self.pieces[m][0]).",
+             (BUFFER, "torch.empty_like(self.pieces[m][0])")),
         Slip("A message has the dtype of self.new_hidden(inputs), which need not be float32.",
              (BUFFER, "torch.empty(self.pieces[m][0].shape, device=self.pieces[m][0].device)")),
         Slip("Pass self.group, and give each peer by its rank in that group: dist.isend(tensor, "
