@@ -192,17 +192,19 @@ class Slurm:
         return self._run("scontrol", "show", "hostnames", nodes).split()
 
     def wait_for(self, job, state, limit, log=None):
-        """Wait until the job is in this state; return its `show`.
+        """Wait until the job is in this state, or has completed since then; return its `show`.
 
         Raises: TimeoutError after `limit` seconds; RuntimeError if the job ends in a different
             state. Both include the end of the file `log`.
         """
         def reached():
-            now = self.show(job)
-            if now["JobState"] != state and now["JobState"] in ENDED:
+            record = self.show(job)
+            if record["JobState"] in (state, "COMPLETED"):
+                return record
+            if record["JobState"] in ENDED:
                 tail = Path(log).read_text(errors="replace")[-2000:] if log else ""
-                raise RuntimeError(f"job {job} is {now['JobState']}, not {state}\n{tail}")
-            return now if now["JobState"] == state else None
+                raise RuntimeError(f"job {job} is {record['JobState']}, not {state}\n{tail}")
+            return None
 
         return until(reached, limit, f"job {job} {state}", log or self.folder / "slurmctld.log")
 
