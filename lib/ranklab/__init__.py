@@ -42,7 +42,7 @@ import importlib
 
 from ranklab import moved
 
-__version__ = "1.0.0"  # CHANGELOG.md says how versions are numbered
+__version__ = "2.0.0"  # CHANGELOG.md says how versions are numbered
 _HOME_OF = {
     "launch": "ranklab.engine",
     "device": "ranklab.engine",
