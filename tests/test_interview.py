@@ -240,7 +240,7 @@ def test_questions_render_the_same_every_time(lab):
     page, text = shown._repr_html_(), repr(shown)
     assert page.count("<details>") == page.count("</details>") == len(shown)
     assert (page, text) == (questions(lab)._repr_html_(), repr(questions(lab)))
-    for _, asked in shown.drawn:
+    for _, asked in shown.pairs:
         assert asked.shown_answer().split("\n")[0][:40].split()[0] in text
     assert "Answer:" in text and "ranklab drill --lab " + lab[:2] in text
 

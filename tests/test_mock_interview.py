@@ -152,10 +152,10 @@ def test_drawn_by_level_and_weakness_from_many_labs(level, tmp_path):
     numbers = [one for one in load() if one.kind == "number" and one not in chosen]
     weak = next(one for one in numbers if abs(one.level - level) == 1)
     far = next(one for one in numbers if abs(one.level - level) > 1)
-    marks.kept = {one.id: [1.0] for one in load()} | {weak.id: [1.0, 0.2], far.id: [0.2]}
+    marks.history = {one.id: [1.0] for one in load()} | {weak.id: [1.0, 0.2], far.id: [0.2]}
     again = choose(load(), wanted, marks)
     assert weak == again[0] and far not in again
-    marks.kept = {one.id: [1.0] for one in chosen}
+    marks.history = {one.id: [1.0] for one in chosen}
     assert not {one.id for one in others} & {one.id for one in choose(load(), wanted, marks)}
 
 

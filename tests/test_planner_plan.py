@@ -95,7 +95,7 @@ def test_a_price_is_asked_for_and_taken(capsys):
 
 def test_what_changes_the_plan_has_the_right_sign(capsys):
     found, best = REQUEST.search(), REQUEST.best()
-    rows = {(each.what, each.factor): each for each in changes(REQUEST, found, best)}
+    rows = {(each.quantity, each.factor): each for each in changes(REQUEST, found, best)}
     def speed(what, factor):
         each = rows[what, factor].best
         return each.step.tokens_per_second(each.plan)

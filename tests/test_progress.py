@@ -107,7 +107,7 @@ def test_two_terminals_drill_at_once(home):
     run_two("import sys; from ranklab.course import drill\n"
             "marks = drill.Marks(drill.home() / 'drill.json')\n"
             "for i in range(60): marks.add(f'{sys.argv[1]} {i}', 1.0)")
-    assert len(Marks(home / "drill.json").kept) == 120
+    assert len(Marks(home / "drill.json").history) == 120
 
 
 def test_records_lie_beside_the_labs_from_anywhere_in_a_checkout(tmp_path, monkeypatch):

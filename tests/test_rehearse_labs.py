@@ -20,26 +20,26 @@ from ranklab.peers import hugging_face
 # Cells that can't be rehearsed, by how they begin. One that can is a failure, too.
 # DeepSpeed has a list of the devices that it knows; a dry run's tensors are fakes already
 KNOWN = {"def their_losses(stage):", "def train_by_deepspeed():",
-         "found = launch(lambda: [*side_by_side()], ranks=4)[0]",
+         "lines = launch(lambda: [*side_by_side()], ranks=4)[0]",
          "from ranklab.peers.deepspeed_pipeline import train_with_deepspeed",
          'print(project.dry_run_report("10b"))', "print(project.counted())"}
 if hugging_face.are_here():
     # transformers' Trainer takes its device from accelerate, which knows no device "gpu": it moves
     # the model to the CPU
     KNOWN |= {"from ranklab.peers import hugging_face",
-              "theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)"}
+              "trainer_losses = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)"}
 
 # Rules hold from the first step on; the solved labs take all steps.
 SHORTER = {
     "01_baseline": {"def train(steps=100)": "def train(steps=30)",
                     "steps=700, eval_every=100": "steps=40, eval_every=20",
                     '"steps": 20,': '"steps": 2,',
-                    'assert found["held_out"] < found["bigram"] - 0.3': ""},
+                    'assert results["held_out"] < results["bigram"] - 0.3': ""},
     "02_collectives": {"sizes = (2**10, 2**16, 2**20, 2**24)": "sizes = (2**10, 2**16, 2**20)"},
-    "03_data_parallel": {"project.scale(**mine)":
-                         "project.scale(project.Config(epochs=1), seeds=(0,), **mine)",
+    "03_data_parallel": {"project.scale(**functions)":
+                         "project.scale(project.Config(epochs=1), seeds=(0,), **functions)",
                          "epochs=2), seeds": "epochs=1), seeds",
-                         "assert project.ranges_overlap(found)": "",
+                         "assert project.ranges_overlap(results)": "",
                          "Config(batch=16, ": "Config(epochs=1, batch=16, ",
                          "Config(base_batch=64)": "Config(epochs=1, base_batch=64)",
                          "project.Config(warmup=0)}": "project.Config(epochs=1, warmup=0)}",
@@ -55,17 +55,19 @@ SHORTER = {
                    "project.run(project.Config(steps=3), ranks=2, nodes=2,"},
     "06_zero": {"ranks=2, steps=40)": "ranks=2, steps=3)",
                 "ranks=2, steps=12,": "ranks=2, steps=3,"},
-    "07_fsdp": {"save=folder.name, **mine": "save=folder.name, pretrain=5, steps=5, **mine"},
+    "07_fsdp": {"save=folder.name, **functions":
+                "save=folder.name, pretrain=5, steps=5, **functions"},
     "08_tensor_parallel": {'"steps": 10': '"steps": 2', "in range(5)": "in range(1)"},
     "09_pipeline_parallel": {"steps=20,": "steps=2,", '"steps": 4,': '"steps": 2,',
                              "for lr in (0.03, 0.1)": "for lr in (0.1,)",
                              '{"flush": "a flush after each, no staleness",': "{",
                              'in ("1f1b", "interleaved", "zb-v")': 'in ("interleaved",)'},
-    "10_context_parallel": {"project.run(**mine)": "project.run(steps=2, ranks=4, **mine)",
+    "10_context_parallel": {"outcome = project.run(**functions)":
+                            "outcome = project.run(steps=2, ranks=4, **functions)",
                             '"steps": 2, "compare"': '"ranks": 2, "steps": 1, "compare"',
                             "for R in (2, 4, 8):": "for R in (2,):"},
-    "11_expert_parallel": {"found = project.run(**mine)":
-                           "found = project.run(steps=10, **mine)",
+    "11_expert_parallel": {"outcome = project.run(**functions)":
+                           "outcome = project.run(steps=10, **functions)",
                            'balance="none", compare': 'steps=10, balance="none", compare',
                            '"steps": 10, "compare"': '"steps": 1, "compare"'},
     # Four ranks do where eight are not needed to meet all rules.

@@ -333,7 +333,7 @@ def pass_the_token(group=None):
     token = torch.zeros(1, dtype=torch.int64, device=device())
     if size == 1:
         return 1
-    after, before = (rank + 1) % size, (rank - 1) % size
+    next_rank, previous_rank = (rank + 1) % size, (rank - 1) % size
     # dist.send(token + 1, ...) and dist.recv(token, ...): which rank sends first?
     raise NotImplementedError("exercise pass_the_token: about 6 lines")
 
@@ -490,10 +490,10 @@ assert launch(hello, ranks=2) == [1, 1]
 # %%
 from ranklab.projects import ranks as project
 
-mine = {"roll_call": roll_call, "ring_shift": ring_shift}
-found = project.run(ranks=4, nodes=2, **mine)
-print(found["table"])
-print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
+functions = {"roll_call": roll_call, "ring_shift": ring_shift}
+results = project.run(ranks=4, nodes=2, **functions)
+print(results["table"])
+print("\n".join(results["problems"]) or "all ranks are here, right, and alike")
 
 # %% [markdown]
 # One slow GPU slows down all 1024, because every step waits for it. The project can simulate such faults: `slow=2`
@@ -503,7 +503,7 @@ print("\n".join(found["problems"]) or "all ranks are here, right, and alike")
 from ranklab.engine import RankError
 
 try:
-    project.run(ranks=4, nodes=2, missing=3, limit_s=2, **mine)
+    project.run(ranks=4, nodes=2, missing=3, limit_s=2, **functions)
 except RankError as error:
     print(str(error).splitlines()[0])
 
@@ -514,9 +514,9 @@ except RankError as error:
 
 # %%
 change = {"slow": 2}
-found = project.run(**({"ranks": 4, "nodes": 2} | mine | change))
-print(found["table"])
-print("\n".join(found["problems"]))
+results = project.run(**({"ranks": 4, "nodes": 2} | functions | change))
+print(results["table"])
+print("\n".join(results["problems"]))
 
 # %% [markdown]
 # With `slow`, only one number in the `compute` column moves, by the 50 ms of sleep. So the program can name that rank.
@@ -537,15 +537,15 @@ check(shift_bytes=...)
 from ranklab.meter import Traffic
 
 
-def count(what):
+def count(fn):
     x = torch.zeros(1000, device=device())  # 4000 bytes
     with Traffic() as traffic:
-        what(x)
+        fn(x)
     return traffic.sent_messages, traffic.sent_bytes
 
 
-def total(what):
-    return [sum(column) for column in zip(*launch(count, what, ranks=4))]
+def total(fn):
+    return [sum(column) for column in zip(*launch(count, fn, ranks=4))]
 
 
 rows = {

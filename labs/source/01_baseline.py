@@ -541,12 +541,12 @@ mfu = check(mfu)
 # What is the MFU of your own machine? As its peak we take the fastest matrix product that we can measure here.
 
 # %%
-here = hardware.present("cpu")
+cpu = hardware.present("cpu")
 model = GPT(GPTConfig())
 inputs, targets = batch_at(text.train, 0, batch=12, n_ctx=64)
 seconds = hardware.best_seconds(lambda: model(inputs, targets).backward(), seconds=0.5)
-used = mfu(GPTConfig(), 12 * 64 / seconds, here.fp32_flops)
-print(f"{here.name}: {here.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and backward: {used:.0%}")
+share = mfu(GPTConfig(), 12 * 64 / seconds, cpu.fp32_flops)
+print(f"{cpu.name}: {cpu.fp32_flops / 1e9:.0f} GFLOP/s at best; forward and backward: {share:.0%}")
 
 # %% [markdown]
 # This is well below 100%, although no message was sent. The matrices are small, and the time spent in norms, GELU and
@@ -629,8 +629,8 @@ def scale_loss(loss, optimizer, state):
     """
     optimizer.zero_grad()
     (loss * state.scale).backward()
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    gradients = [p.grad for p in held if p.grad is not None]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     # an overflow, a clean step, or the last of `interval` clean ones?
     raise NotImplementedError("exercise scale_loss: about 10 lines")
 
@@ -646,13 +646,13 @@ scale_loss = check(scale_loss)
 w = torch.nn.Parameter(torch.ones(4))
 optimizer = torch.optim.SGD([w], lr=0.0)  # 0: only the scale is of interest here
 state = LossScale(2.0**12, 0, interval=8)
-scales, skipped, large = [], [], (20, 60)
+scales, skips, large = [], [], (20, 60)
 for step in range(100):
     size = 300.0 if step in large else 1.0
     scales.append(state.scale)
     state = scale_loss((w.half() * size).float().sum(), optimizer, state)
-    skipped += [step] if state.scale < scales[-1] else []
-plots.scale_history(scales, skipped, large)
+    skips += [step] if state.scale < scales[-1] else []
+plots.scale_history(scales, skips, large)
 
 # %% [markdown]
 # **Streams.** With a GPU, Python does not compute: it puts kernels into a queue, a *stream*, and goes on at once. This has
@@ -669,17 +669,17 @@ stream = Stream()
 start = time.perf_counter()
 for _ in range(3):
     stream.launch(time.sleep, 0.02)  # a "kernel" of 20 ms
-queued = time.perf_counter() - start
+launch_time = time.perf_counter() - start
 stream.synchronize()
-done = time.perf_counter() - start
-print(f"queued after {queued * 1e3:.1f} ms, done after {done * 1e3:.0f} ms")
+total_time = time.perf_counter() - start
+print(f"queued after {launch_time * 1e3:.1f} ms, done after {total_time * 1e3:.0f} ms")
 
 # %% [markdown]
 # Two streams run side by side, unless one waits for an **event** of the other. This is how lab 03 hides communication
 # behind computation. Backward begins with the last layer, so the gradients of layer 2 travel while layer 1 computes:
 
 # %%
-other, spans = Stream(), {"stream 1": [], "stream 2": []}
+comm_stream, spans = Stream(), {"stream 1": [], "stream 2": []}
 
 
 def kernel(row, name, seconds):
@@ -692,9 +692,9 @@ start = time.perf_counter()
 stream.launch(kernel, "stream 1", "layer 2", 0.03)
 ready = stream.record()  # an event
 stream.launch(kernel, "stream 1", "layer 1", 0.03)
-other.wait_event(ready)
-other.launch(kernel, "stream 2", "send layer 2", 0.03)
-stream.synchronize(), other.synchronize()
+comm_stream.wait_event(ready)
+comm_stream.launch(kernel, "stream 2", "send layer 2", 0.03)
+stream.synchronize(), comm_stream.synchronize()
 plots.timeline(spans, title="Layer 2's gradients travel while layer 1 computes (emulated)")
 
 # %% [markdown]
@@ -739,11 +739,11 @@ def step_with(wrap):
     return saved.bytes, [p.grad for p in model.parameters()]
 
 
-mine, mine_grads = step_with(checkpointed)
-of_torch, torch_grads = step_with(lambda f, x: checkpoint(f, x, use_reentrant=False))
-print(f"kept: {mine:,} bytes by yours, {of_torch:,} bytes by torch's")
-assert mine == of_torch
-assert all(torch.equal(a, b) for a, b in zip(mine_grads, torch_grads))
+nbytes, grads = step_with(checkpointed)
+torch_nbytes, torch_grads = step_with(lambda f, x: checkpoint(f, x, use_reentrant=False))
+print(f"kept: {nbytes:,} bytes by yours, {torch_nbytes:,} bytes by torch's")
+assert nbytes == torch_nbytes
+assert all(torch.equal(a, b) for a, b in zip(grads, torch_grads))
 
 # %% [markdown]
 # **torch.amp** is mixed precision in two lines. `autocast` casts the inputs of matrix products to 16 bits, and leaves
@@ -788,22 +788,22 @@ for event in events:
 # %%
 from ranklab.projects import baseline as project
 
-mine = {"flops": transformer_flops, "states": model_state_bytes, "activations": activation_bytes,
-        "accumulate": accumulate_gradients, "checkpointed": checkpointed,
-        "frugal": frugal_gradients}
-found = project.run(steps=700, eval_every=100, progress=False, **mine)
-print(project.report(found))
+functions = {"flops": transformer_flops, "states": model_state_bytes,
+             "activations": activation_bytes, "accumulate": accumulate_gradients,
+             "checkpointed": checkpointed, "frugal": frugal_gradients}
+results = project.run(steps=700, eval_every=100, progress=False, **functions)
+print(project.report(results))
 
 # %%
-plots.loss_curve(found["history"], found["bigram"])
+plots.loss_curve(results["history"], results["bigram"])
 
 # %% [markdown]
 # First the GPT learns what the bigram model knows. Then it goes further, because it looks back more than one byte. So far
 # it has read half a megabyte of Python, and it writes like this:
 
 # %%
-print(found["sample"])
-assert found["held_out"] < found["bigram"] - 0.3
+print(results["sample"])
+assert results["held_out"] < results["bigram"] - 0.3
 
 # %% [markdown]
 # It is not a programmer yet. It had 4 x 10^11 FLOPs; GPT-2 had an estimated 10^21.
@@ -814,11 +814,11 @@ assert found["held_out"] < found["bigram"] - 0.3
 
 # %%
 change = {"frugally": True}
-few = {"steps": 20, "eval_batch": 16, "progress": False}
+settings = {"steps": 20, "eval_batch": 16, "progress": False}
 for changes in ({}, change):
-    tried = project.run(**(few | mine | changes))
-    print(f"{changes or 'as it is'}: loss {tried['held_out']:.4f}, peak beside states "
-          f"{tried['peak']:,} bytes")
+    result = project.run(**(settings | functions | changes))
+    print(f"{changes or 'as it is'}: loss {result['held_out']:.4f}, peak beside states "
+          f"{result['peak']:,} bytes")
 
 # %% [markdown]
 # The loss is the same to four digits. With `frugally`, only one row of twelve is in memory, and of that row only the
@@ -830,7 +830,7 @@ for changes in ({}, change):
 # Compare prediction and count for the long run of section 6:
 
 # %% tags=["nbval-check-output"]
-predicted, counted = found["flops"]["predicted"], found["flops"]["counted"]
+predicted, counted = results["flops"]["predicted"], results["flops"]["counted"]
 print(f"FLOPs of a step: {predicted:,} predicted, {counted:,} counted")
 assert predicted == counted
 
@@ -839,8 +839,8 @@ assert predicted == counted
 # for each of its tensors. Everything else is equal, to the byte.
 
 # %%
-tensors = len(list(found["model"].parameters()))
-for name, (predicted, counted) in found["memory"].items():
+tensors = len(list(results["model"].parameters()))
+for name, (predicted, counted) in results["memory"].items():
     assert counted - predicted == (4 * tensors if name == "optimizer state" else 0), name
 
 # %% [markdown]

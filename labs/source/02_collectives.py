@@ -61,17 +61,17 @@ plots.nine_verbs()
 # %%
 def sum_on_rank_0(x):
     rank, R = dist.get_rank(), dist.get_world_size()
-    total, arriving = x.clone(), x.clone()
-    for other in range(1, R):
+    total, buffer = x.clone(), x.clone()
+    for peer in range(1, R):
         if rank == 0:
-            dist.recv(arriving, other)
-            total += arriving
-        elif rank == other:
+            dist.recv(buffer, peer)
+            total += buffer
+        elif rank == peer:
             dist.send(x, 0)
-    for other in range(1, R):
+    for peer in range(1, R):
         if rank == 0:
-            dist.send(total, other)
-        elif rank == other:
+            dist.send(total, peer)
+        elif rank == peer:
             dist.recv(total, 0)
     return total
 
@@ -112,11 +112,11 @@ NINE = ("broadcast", "reduce", "scatter", "gather", "all_gather", "reduce_scatte
 
 def sent_by(names):
     x = torch.ones(4, 250_000, device=device())  # a row for each rank
-    odd = {"gather": (x[0],), "all_gather": (x[0],), "scatter": (x, x[0]), "barrier": ()}
+    arguments = {"gather": (x[0],), "all_gather": (x[0],), "scatter": (x, x[0]), "barrier": ()}
     sent = []
     for name in names:
         with Traffic() as traffic:
-            getattr(verbs, name)(*odd.get(name, (x,)))
+            getattr(verbs, name)(*arguments.get(name, (x,)))
         sent.append(traffic.sent_bytes / 1e6)
     return sent
 
@@ -145,8 +145,8 @@ from ranklab.collectives import sendrecv
 
 def swap_with_my_neighbour():
     rank = dist.get_rank()
-    mine = torch.tensor([100 + rank], device=device())
-    return sendrecv(mine, rank ^ 1, torch.empty_like(mine), rank ^ 1).item()
+    x = torch.tensor([100 + rank], device=device())
+    return sendrecv(x, rank ^ 1, torch.empty_like(x), rank ^ 1).item()
 
 
 launch(swap_with_my_neighbour, ranks=4)
@@ -215,13 +215,13 @@ from ranklab.collectives import Watch, marked
 
 
 def watch(collective):
-    with Watch() as seen:
+    with Watch() as log:
         collective(marked(dist.get_world_size(), device()))
-    return seen.messages
+    return log.messages
 
 
-of_ranks = launch(watch, collectives.ring_reduce_scatter, ranks=4)
-plots.steps([[m for m in sent if m.chunk == 0] for sent in of_ranks], ranks=4,
+logs = launch(watch, collectives.ring_reduce_scatter, ranks=4)
+plots.steps([[m for m in messages if m.chunk == 0] for messages in logs], ranks=4,
             title="Chunk 0 grows on its way to rank 0")
 
 # %% [markdown]
@@ -241,11 +241,11 @@ def ring_reduce_scatter(x, group=None, out=None):
     Cost: a rank sends R-1 messages of one chunk each, all to one neighbour.
     """
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    mine = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
+    chunks = x.flatten().tensor_split(R)  # chunk i is my share of what rank i will own
     sums = out.view(-1).tensor_split(R) if out is not None else None
     # The partial sum of chunk r must END at rank r, after R-1 steps to the right. So where does it
     # start, and which chunk do I send first?
-    # Receive into sums[i] if `out` is given, else into a new tensor as large as mine[i]
+    # Receive into sums[i] if `out` is given, else into a new tensor as large as chunks[i]
     raise NotImplementedError("exercise 4.2: about 8 lines")
 
 
@@ -336,8 +336,8 @@ plots.steps(launch(watch, ring_all_reduce, ranks=4), ranks=4,
 
 # %%
 ring = launch(count, ring_all_reduce, ranks=4)
-both = {"through rank 0": naive, "ring": ring}
-plots.traffic_matrices({name: [sent for sent, _ in seen] for name, seen in both.items()})
+runs = {"through rank 0": naive, "ring": ring}
+plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in runs.items()})
 
 # %% [markdown]
 # > **Spine**: this lab's part ends here. On it goes in [03_data_parallel](03_data_parallel.ipynb); the rest of this lab is extra.
@@ -435,8 +435,8 @@ def send_all(tables):
     return sent
 
 
-seen = dict(zip(LENGTHS, zip(*launch(send_all, list(LENGTHS.values()), ranks=4))))
-plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in seen.items()})
+results = dict(zip(LENGTHS, zip(*launch(send_all, list(LENGTHS.values()), ranks=4))))
+plots.traffic_matrices({name: [sent for sent, _ in ranks] for name, ranks in results.items()})
 
 # %% [markdown]
 # How long does this take by the model, with the links from 4.5 and R - 1 messages for the lengths? The bound next to it
@@ -448,7 +448,7 @@ from ranklab.collectives import all_to_all_v_time
 for name, table in LENGTHS.items():
     nbytes = [[1e6 * n for n in row] for row in table]
     model, bound = (1e6 * all_to_all_v_time(nbytes, a, 1 / 100e9) for a in (10e-6, 0))
-    print(f"{name:7} messages of each rank {[sent for _, sent in seen[name]]}, "
+    print(f"{name:7} messages of each rank {[sent for _, sent in results[name]]}, "
           f"{model:4.0f} us; bound {bound:3.0f} us")
 
 # %% [markdown]
@@ -562,8 +562,8 @@ def recursive_doubling(x, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     power = 2 ** (R.bit_length() - 1)  # the largest power of two that R holds
     total = x.clone(memory_format=torch.contiguous_format)
-    other = torch.empty_like(total)
-    nothing = total.new_empty(0)  # sendrecv does not send what is empty: a one-way message
+    buffer = torch.empty_like(total)
+    empty = total.new_empty(0)  # sendrecv does not send what is empty: a one-way message
     raise NotImplementedError("exercise recursive_doubling: about 13 lines")
 
 
@@ -600,9 +600,9 @@ def order_shows():
     return ring_all_reduce(x).tolist(), recursive_doubling(x).tolist()
 
 
-of_ranks = launch(order_shows, ranks=4)
-print("ring:", of_ranks[0][0], " doubling:", of_ranks[0][1])
-print("the same on all ranks:", all(sums == of_ranks[0] for sums in of_ranks))
+results = launch(order_shows, ranks=4)
+print("ring:", results[0][0], " doubling:", results[0][1])
+print("the same on all ranks:", all(sums == results[0] for sums in results))
 
 # %% [markdown]
 # In each run all ranks have the same bits. They differ between algorithms, and between numbers of ranks. To get the same
@@ -668,14 +668,14 @@ ways = {"+=, then a ring": lambda rows: ring_all_reduce(add_up(rows)),
 
 def sums_of(ways, n=100_000):
     rows = torch.randn(8, n, generator=torch.Generator().manual_seed(0))
-    own = rows.chunk(dist.get_world_size())[dist.get_rank()].to(device())
-    return [way(own).cpu() for way in ways]
+    part = rows.chunk(dist.get_world_size())[dist.get_rank()].to(device())
+    return [way(part).cpu() for way in ways]
 
 
 sums = {R: launch(sums_of, list(ways.values()), ranks=R)[0] for R in (1, 2, 4, 8)}
-differ = {way: {R: (sums[R][i] != sums[1][i]).double().mean().item() for R in sums}
+shares = {way: {R: (sums[R][i] != sums[1][i]).double().mean().item() for R in sums}
           for i, way in enumerate(ways)}
-plots.differing_bits(differ)
+plots.differing_bits(shares)
 
 # %% [markdown]
 # Look at the last group: nothing differs. In each of the others about half of the sums differ, in the last bits. And the bytes?
@@ -724,7 +724,7 @@ def fit_alpha_beta(sizes, seconds):
     Raises: ValueError for fewer than two different sizes.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
-    # np.linalg.lstsq(rows, wanted, rcond=None)[0] solves many equations at once
+    # np.linalg.lstsq(rows, values, rcond=None)[0] solves many equations at once
     raise NotImplementedError("exercise fit_alpha_beta: about 5 lines")
 
 
@@ -764,17 +764,17 @@ crossover_bytes = check(crossover_bytes)
 # %%
 def three_ways():
     x = torch.randn(1001, generator=torch.Generator().manual_seed(dist.get_rank())).to(device())
-    theirs = x.clone()
-    dist.all_reduce(theirs)
+    reference = x.clone()
+    dist.all_reduce(reference)
     inside, across = node_groups(2)
-    ours = ring_all_reduce(x), hierarchical_all_reduce(x, inside, across)
-    largest = max((theirs - each).abs().max().item() for each in ours)
-    return largest, [each.cpu() for each in ours]
+    sums = ring_all_reduce(x), hierarchical_all_reduce(x, inside, across)
+    largest = max((reference - total).abs().max().item() for total in sums)
+    return largest, [total.cpu() for total in sums]
 
 
-seen = launch(three_ways, ranks=4, nodes=2)
-print("largest difference to torch, on each rank:", [f"{largest:.1e}" for largest, _ in seen])
-alike = all(torch.equal(a, b) for _, ours in seen for a, b in zip(ours, seen[0][1]))
+results = launch(three_ways, ranks=4, nodes=2)
+print("largest difference to torch, on each rank:", [f"{largest:.1e}" for largest, _ in results])
+alike = all(torch.equal(a, b) for _, sums in results for a, b in zip(sums, results[0][1]))
 print("all ranks agree to the last bit, for the ring and for the hierarchical one:", alike)
 
 # %% [markdown]
@@ -809,10 +809,10 @@ print(mpirun(2, "-m", "ranklab.projects.collectives", "--mpi", "--sizes", "1K,1M
 from ranklab.projects import collectives as project
 
 sizes = (2**10, 2**16, 2**20, 2**24)
-mine = {function.__name__: function for function in (
+functions = {function.__name__: function for function in (
     tree_broadcast, ring_reduce_scatter, ring_all_gather, ring_all_reduce, all_to_all_v,
     hierarchical_all_reduce, parameter_server, recursive_doubling)}
-rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes, **mine)
+rows = project.run(ranks=4, verbs=("all_reduce",), sizes=sizes, **functions)
 print(project.table(rows))
 print(project.summary(rows))
 
@@ -832,10 +832,10 @@ project.figure(rows)
 # %%
 from ranklab.projects.collectives import links as slow
 
-emulated = slow.emulate((1, 2, 4, 8), repeats=2, ring=ring_all_reduce,
-                        hierarchical=hierarchical_all_reduce)
+emulation = slow.emulate((1, 2, 4, 8), repeats=2, ring=ring_all_reduce,
+                         hierarchical=hierarchical_all_reduce)
 ratios = np.geomspace(1, 8, 7)
-plots.slow_link(ratios, slow.model(ratios), emulated,
+plots.slow_link(ratios, slow.model(ratios), emulation,
                 setting="all-reduce of 1 MB on 2 nodes of 2 ranks; 40 ms per MB inside a node")
 
 # %% [markdown]
@@ -867,8 +867,8 @@ for nodes in (2, 4, 8, 16, 32):
 
 # %%
 change = {"verbs": ("all_to_all",)}
-how = {"ranks": 4, "verbs": ("all_reduce",), "sizes": (2**10, 2**20), **mine, **change}
-print(project.table(project.run(**how)))
+settings = {"ranks": 4, "verbs": ("all_reduce",), "sizes": (2**10, 2**20), **functions, **change}
+print(project.table(project.run(**settings)))
 
 # %% [markdown]
 # ## 7. Measure
@@ -893,8 +893,8 @@ for R in (2, 4, 8):
     ring_cost = 2 * (R - 1), 2 * (R - 1) * nbytes // R
     predicted = {ring_all_reduce: ring_cost, recursive_doubling: (swaps, swaps * nbytes),
                  parameter_server: (R - 1, (R - 1) * nbytes)}
-    seen = launch(busiest, nbytes // 4, list(predicted), ranks=R)
-    for (fn, (messages, sent)), counts in zip(predicted.items(), zip(*seen)):
+    results = launch(busiest, nbytes // 4, list(predicted), ranks=R)
+    for (fn, (messages, sent)), counts in zip(predicted.items(), zip(*results)):
         counted = max(counts)
         print(f"{fn.__name__:22} {R:5} {messages:10} {counted[0]:8} {sent:13} {counted[1]:12}")
         assert counted == (messages, sent)

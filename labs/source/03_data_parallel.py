@@ -66,15 +66,15 @@ def gradient(rows):
 
 def averaged_gradient(batch):
     rank, R = dist.get_rank(), dist.get_world_size()
-    mine = gradient(batch.tensor_split(R)[rank].to(device()))
-    dist.all_reduce(mine)
-    return mine / R
+    grad = gradient(batch.tensor_split(R)[rank].to(device()))
+    dist.all_reduce(grad)
+    return grad / R
 
 
 batch = torch.randn(8, 3)
 print("one process ", gradient(batch))
-for rank, seen in enumerate(launch(averaged_gradient, batch, ranks=4)):
-    print("rank", rank, "of 4 ", seen)
+for rank, grad in enumerate(launch(averaged_gradient, batch, ranks=4)):
+    print("rank", rank, "of 4 ", grad)
 
 # %% [markdown]
 # The mean of four means is the mean of all eight, but only *because the parts are equally long*. In 4.2 you make them
@@ -406,18 +406,19 @@ plan_buckets = check(plan_buckets)
 
 # %%
 ready, nbytes = block_timeline()
-capped = capped_buckets(nbytes)
+capped_plan = capped_buckets(nbytes)
 for name, GBps in (("NVLink", 200), ("400 Gbit/s", 50), ("200 Gbit/s", 25), ("100 Gbit/s", 12.5)):
     link = 2e-4, 2 / (GBps * 1e9)
     plan = plan_buckets(ready, nbytes, *link)
-    mine, theirs = (1e3 * exposed_seconds(each, ready, nbytes, *link) for each in (plan, capped))
-    print(f"{name:10} {mine:5.2f} ms exposed, {theirs:5.2f} with 25 MB; {len(plan)} buckets:",
+    plan_ms, capped_ms = (1e3 * exposed_seconds(buckets, ready, nbytes, *link)
+                          for buckets in (plan, capped_plan))
+    print(f"{name:10} {plan_ms:5.2f} ms exposed, {capped_ms:5.2f} with 25 MB; {len(plan)} buckets:",
           *(f"{sum(nbytes[i] for i in bucket) / 1e6:.0f}" for bucket in plan[:6]), "...",
           *(f"{sum(nbytes[i] for i in bucket) / 1e6:.0f}" for bucket in plan[-2:]))
 
 # %%
 link = 2e-4, 2 / 25e9
-plans = {"25 MB": capped, "yours": plan_buckets(ready, nbytes, *link)}
+plans = {"25 MB": capped_plan, "yours": plan_buckets(ready, nbytes, *link)}
 plots.bucket_plans({name: bucket_times(plan, ready, nbytes, *link)
                     for name, plan in plans.items()}, ready, "GPT-2's blocks, 200 Gbit/s")
 
@@ -685,8 +686,8 @@ def train(wrap, steps=5, batch=64, cap=2**14):
     model = wrap(CNN(CNNConfig()).to(device()), cap)
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9), []
     for step in range(steps):
-        mine = shard_sampler(batch, dist.get_rank(), dist.get_world_size(), epoch=step)
-        x, y = images.train[mine].to(device()), images.train_labels[mine].to(device())
+        indices = shard_sampler(batch, dist.get_rank(), dist.get_world_size(), epoch=step)
+        x, y = images.train[indices].to(device()), images.train_labels[indices].to(device())
         optimizer.zero_grad()
         with Traffic() as traffic:
             loss = nn.functional.cross_entropy(model(x), y)
@@ -702,16 +703,16 @@ def train(wrap, steps=5, batch=64, cap=2**14):
 # in one message for each type.)
 
 # %%
-ours = launch(train, OverlappedDataParallel, ranks=4)
-theirs = launch(train, of_torch, ranks=4)
-for name, (losses, _, calls, sent, agree) in {"ours": ours[0], "torch": theirs[0]}.items():
+runs = launch(train, OverlappedDataParallel, ranks=4)
+ddp_runs = launch(train, of_torch, ranks=4)
+for name, (losses, _, calls, sent, agree) in {"ours": runs[0], "torch": ddp_runs[0]}.items():
     print(f"{name:6} {[round(loss, 6) for loss in losses]}  {calls}  {sent:,} bytes")
 
 # %%
-largest = max((a - b).abs().max().item() for (_, a_s, *_), (_, b_s, *_) in zip(ours, theirs)
+largest = max((a - b).abs().max().item() for (_, a_s, *_), (_, b_s, *_) in zip(runs, ddp_runs)
               for a, b in zip(a_s, b_s))
 print(f"largest difference of a weight after five steps, on any rank: {largest:.1e}")
-assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs)
+assert runs[0][2:4] == ddp_runs[0][2:4] and all(run[-1] for run in runs + ddp_runs)
 
 # %% [markdown]
 # Your class of about 17 lines and torch's send the same messages and the same 60,264 bytes, and train the same weights up to rounding. (The ring cuts a bucket into chunks, and the order of additions depends on the chunk that a number is in.) torch's class does more. You can change what happens to a bucket (the comm hooks of lab 04), and it looks for unused parameters in the graph. Its gradients are views of its buckets only with `gradient_as_bucket_view=True`.
@@ -731,11 +732,11 @@ assert ours[0][2:4] == theirs[0][2:4] and all(seen[-1] for seen in ours + theirs
 # %%
 from ranklab.projects import data_parallel as project
 
-mine = {"replica": OverlappedDataParallel, "sampler": shard_sampler,
-        "scale": scale_learning_rate, "agree": replicas_agree}
-found = project.scale(**mine)
-print(project.table(found))
-assert project.ranges_overlap(found)
+functions = {"replica": OverlappedDataParallel, "sampler": shard_sampler,
+             "scale": scale_learning_rate, "agree": replicas_agree}
+results = project.scale(**functions)
+print(project.table(results))
+assert project.ranges_overlap(results)
 
 # %% [markdown]
 # "agree" counts the epochs after which `replicas_agree` said yes: all of them. "differ by" is the largest difference
@@ -744,10 +745,10 @@ assert project.ranges_overlap(found)
 # larger batch computes more for each byte:
 
 # %%
-wide = project.scale(project.Config(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
-sizes = {"8 channels, 64 images": found, "32 channels, 256 images": wide}
-plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
-                for name, one in sizes.items()})
+wide_runs = project.scale(project.Config(width=32, batch=256, base_batch=64, epochs=2), seeds=(0,))
+sizes = {"8 channels, 64 images": results, "32 channels, 256 images": wide_runs}
+plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in scaling.items()}
+                for name, scaling in sizes.items()})
 
 # %% [markdown]
 # On two cores, two ranks can be faster than one, but four gain almost nothing over two.
@@ -759,11 +760,11 @@ plots.speed_up({name: {R: project.best_seconds(runs) for R, runs in one.items()}
 # two columns.)
 
 # %%
-one = {"seeds": (0,), **mine}
-rates = project.run({"batch 16, lr 0.12": project.Config(batch=16, warmup=0)}, ranks=1, **one)
+settings = {"seeds": (0,), **functions}
+rates = project.run({"batch 16, lr 0.12": project.Config(batch=16, warmup=0)}, ranks=1, **settings)
 rates |= project.run({"batch 64, lr 0.12": project.Config(base_batch=64),  # not scaled
-                      "batch 64, lr 0.48": project.Config(warmup=0)}, ranks=4, **one)
-print(project.table(rates | {"the same, warmed up": found[4][:1]}))
+                      "batch 64, lr 0.48": project.Config(warmup=0)}, ranks=4, **settings)
+print(project.table(rates | {"the same, warmed up": results[4][:1]}))
 
 # %% [markdown]
 # **What is each piece good for?** Leave out one at a time. "worst" is the accuracy of the worst replica, but the one that
@@ -771,12 +772,12 @@ print(project.table(rates | {"the same, warmed up": found[4][:1]}))
 
 # %%
 names = "broadcast", "average", "mean", "shard", "buffers"
-missing = {"nothing is left out": found[4][:1]} | project.run(
-    {f"without {name}": project.Config(without=(name,)) for name in names}, ranks=4, **one)
-print(project.table(missing))
+ablations = {"nothing is left out": results[4][:1]} | project.run(
+    {f"without {name}": project.Config(without=(name,)) for name in names}, ranks=4, **settings)
+print(project.table(ablations))
 
 # %%
-plots.held_out_errors(missing, "Most of these mistakes just look like a weaker model")
+plots.held_out_errors(ablations, "Most of these mistakes just look like a weaker model")
 
 # %% [markdown]
 # No run raised an error. Without `mean` the ranks apply the sum, and you notice it at once: 90% wrong is guessing. (With AdamW you might not notice, because it divides by the size of a gradient. Our own report for GPUs compared losses alone, and gradients that were twice too large passed. Now it compares norms as well.) Without `broadcast`, `average` or `shard` the model just looks a bit weak, and the worst replica is weaker than rank 0's. Without `average` and without `shard`, rank 0 ends with the very same numbers. In both cases it learns from its own images alone, so four ranks do the work of one. And without `buffers`, to be honest, you see no difference in three epochs of 1437 images.
@@ -790,8 +791,8 @@ plots.held_out_errors(missing, "Most of these mistakes just look like a weaker m
 
 # %%
 change = {"batch": 256}
-changed = project.run({f"{change}": project.Config(**change)}, ranks=4, **one)
-print(project.table({"4 ranks, 64 images": found[4][:1]} | changed))
+variant = project.run({f"{change}": project.Config(**change)}, ranks=4, **settings)
+print(project.table({"4 ranks, 64 images": results[4][:1]} | variant))
 
 # %% [markdown]
 # ## 7. Measure
@@ -1018,7 +1019,7 @@ def saved_model(steps=20, lr=0.3, decay=0.9, seed=0, group=None):
 # **Look.** The held-out loss of each rank's model:
 
 # %% tags=["nbval-check-output"]
-[f"{each['loss']:.2f}" for each in launch(saved_model, ranks=4)]
+[f"{result['loss']:.2f}" for result in launch(saved_model, ranks=4)]
 
 # %% [markdown]
 # **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
@@ -1085,7 +1086,7 @@ def two_scores(steps=20, lr=0.3, width=8, group=None):
 # **Look.** Each rank's score:
 
 # %% tags=["nbval-check-output"]
-[each["score"] for each in launch(two_scores, ranks=4)]
+[result["score"] for result in launch(two_scores, ranks=4)]
 
 # %% [markdown]
 # **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.

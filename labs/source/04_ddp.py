@@ -58,9 +58,9 @@ def ddp_step():
     return [p.grad.flatten().tolist() for p in model.parameters()]
 
 
-seen = launch(ddp_step, ranks=4)
-print("rank 0:", seen[0])
-print("all ranks have the same gradient:", all(each == seen[0] for each in seen))
+gradients = launch(ddp_step, ranks=4)
+print("rank 0:", gradients[0])
+print("all ranks have the same gradient:", all(gradient == gradients[0] for gradient in gradients))
 
 # %% [markdown]
 # ## 4. Build it
@@ -163,9 +163,9 @@ exposed_communication = check(exposed_communication)
 # %%
 from ranklab.ddp import situations, steps_of
 
-recorded = situations.record()
-jobs = {f"job {letter}": [timeline.events for timeline in of_ranks]
-        for letter, of_ranks in zip("DCBA", recorded.values())}
+recordings = situations.record()
+jobs = {f"job {letter}": [timeline.events for timeline in timelines]
+        for letter, timelines in zip("DCBA", recordings.values())}
 plots.situations(dict(sorted(jobs.items())))
 
 # %% [markdown]
@@ -204,8 +204,8 @@ def diagnose(timelines):
 diagnose = check(diagnose)
 
 # %%
-for name, of_ranks in sorted(jobs.items()):
-    verdict, shares = diagnose(of_ranks)
+for name, timelines in sorted(jobs.items()):
+    verdict, shares = diagnose(timelines)
     print(f"{name}: {verdict:20}", {kind: f"{share:.0%}" for kind, share in shares.items()})
 
 # %% [markdown]
@@ -218,7 +218,7 @@ from ranklab.meter import merged_trace
 
 trace = Path("../build/straggler.json")  # a folder that git ignores
 trace.parent.mkdir(exist_ok=True)
-merged_trace(recorded["straggler"], trace)
+merged_trace(recordings["straggler"], trace)
 print(f"{trace}: {trace.stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
@@ -384,10 +384,10 @@ def come_through(state, hook, steps=(10, 50, 250)):
     return shares
 
 
-for which, state, hook in (("top-k 0.1%", TopK(0.001), TopK.hook), ("library", {}, library_hook),
-                           ("yours", {}, compress_to_budget)):
+for name, state, hook in (("top-k 0.1%", TopK(0.001), TopK.hook), ("library", {}, library_hook),
+                          ("yours", {}, compress_to_budget)):
     shares = launch(come_through, state, hook, ranks=2)[0]
-    print(f"{which:11}", *(f"{share:6.0%}" for share in shares))
+    print(f"{name:11}", *(f"{share:6.0%}" for share in shares))
 
 # %% [markdown]
 # ### Further
@@ -435,11 +435,11 @@ def approach(steps=8, rank=2):
     generator = torch.Generator().manual_seed(0)
     decay = torch.diag(0.7 ** torch.arange(16.0))
     matrix = torch.randn(32, 16, generator=generator) @ decay
-    q, none = torch.randn(16, rank, generator=generator), torch.zeros_like(matrix)
+    q, error = torch.randn(16, rank, generator=generator), torch.zeros_like(matrix)
     errors = []
     for _ in range(steps):
-        near, q, _ = power_sgd(matrix.to(device()), q.to(device()), none.to(device()))
-        errors.append(((near.cpu() - matrix).norm() / matrix.norm()).item())
+        approximation, q, _ = power_sgd(matrix.to(device()), q.to(device()), error.to(device()))
+        errors.append(((approximation.cpu() - matrix).norm() / matrix.norm()).item())
     best = (torch.linalg.svdvals(matrix)[rank:].norm() / matrix.norm()).item()
     return errors, best
 
@@ -527,12 +527,12 @@ def averaged(inner):
 
 pairs = {"H = 1 and DDP": (lambda inner: DiLoCo(inner, 1, 1.0, 0.0), lambda inner: inner, True),
          "H = 4 and torch's averages": (lambda inner: DiLoCo(inner, 4, 1.0, 0.0), averaged, False)}
-for name, (ours, theirs, in_ddp) in pairs.items():
-    (mine, sent), (other, _) = (launch(train_alone, make, ddp, ranks=4)[0]
-                                for make, ddp in ((ours, False), (theirs, in_ddp)))
-    apart = max((a - b).abs().max().item() for a, b in zip(mine, other))
-    print(f"{name}: at most {apart:.1e} apart; bytes sent in each step {sent}")
-    assert apart < 1e-5
+for name, (trainer, peer, in_ddp) in pairs.items():
+    (weights, sent), (peer_weights, _) = (launch(train_alone, make, ddp, ranks=4)[0]
+                                          for make, ddp in ((trainer, False), (peer, in_ddp)))
+    distance = max((a - b).abs().max().item() for a, b in zip(weights, peer_weights))
+    print(f"{name}: at most {distance:.1e} apart; bytes sent in each step {sent}")
+    assert distance < 1e-5
 
 # %% [markdown]
 # What does it do to the loss? The GPT of section 6 learns with AdamW on each rank, for 96 steps on the same batches:
@@ -584,12 +584,12 @@ def train(hook, steps=4):
 
 
 # %%
-seen = {name: launch(train, hook, ranks=4)[0] for name, hook in
+runs = {name: launch(train, hook, ranks=4)[0] for name, hook in
         (("float32", None), ("ours", compress_fp16_hook), ("torch's", fp16_compress_hook))}
-for name, (weights, sent) in seen.items():
-    apart = max((a - b).abs().max().item() for a, b in zip(weights, seen["float32"][0]))
-    print(f"{name:8} {sent:6} bytes a step; after four steps at most {apart:.1e} from float32")
-for a, b in zip(seen["ours"][0], seen["torch's"][0]):
+for name, (weights, sent) in runs.items():
+    distance = max((a - b).abs().max().item() for a, b in zip(weights, runs["float32"][0]))
+    print(f"{name:8} {sent:6} bytes a step; after four steps at most {distance:.1e} from float32")
+for a, b in zip(runs["ours"][0], runs["torch's"][0]):
     torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 # %% [markdown]
@@ -666,11 +666,11 @@ print(project.report(project.run(ranks=2, timeout=120, **digits)))
 # stopped? Yes, to the last bit:
 
 # %% tags=["nbval-check-output"]
-quick = {"model": "resnet18", "images": 512, "held_out": 128, "epochs": 2, "timeout": 60}
+settings = {"model": "resnet18", "images": 512, "held_out": 128, "epochs": 2, "timeout": 60}
 path = os.path.join(tempfile.mkdtemp(), "run")
-whole = project.run(ranks=2, **quick)
-project.run(ranks=2, until=11, checkpoint=path, **quick)
-rest = project.run(ranks=2, resume=True, checkpoint=path, **quick)
+whole = project.run(ranks=2, **settings)
+project.run(ranks=2, until=11, checkpoint=path, **settings)
+rest = project.run(ranks=2, resume=True, checkpoint=path, **settings)
 print(rest["top1"] == whole["top1"], rest["history"].loss[-1] == whole["history"].loss[-1])
 
 # %% [markdown]

@@ -131,8 +131,8 @@ def rounds():
     return [negotiate([name], table) for name in ORDERS[dist.get_rank()]]
 
 
-for rank, complete in enumerate(launch(rounds, ranks=3)):
-    print("rank", rank, complete)
+for rank, names in enumerate(launch(rounds, ranks=3)):
+    print("rank", rank, names)
 
 # %% [markdown]
 # In your prediction 766 KB arrive at one rank in every step, for names that it has heard a thousand times. So Horovod has a **response cache**. In
@@ -248,18 +248,18 @@ tune_fusion = check(tune_fusion)
 # %%
 from ranklab.horovod import NoisySteps, Workload
 
-seen = []
+searches = []
 for seed in range(3):
     steps = NoisySteps(Workload(seed))
-    seen.append((steps, steps.tuned(tune_fusion)))
-plots.searches(seen)
+    searches.append((steps, steps.tuned(tune_fusion)))
+plots.searches(searches)
 
 # %% tags=["nbval-check-output"]
-for steps, chosen in seen:
+for steps, threshold in searches:
     workload = steps.workload
     library_score = workload.score(NoisySteps(workload).tuned(library_tuner))
-    print(f"best {workload.kind:16} you: {chosen / 2**20:6.2f} MiB, "
-          f"{workload.score(chosen):.3f} times the best by {len(steps.asked)} calls; "
+    print(f"best {workload.kind:16} you: {threshold / 2**20:6.2f} MiB, "
+          f"{workload.score(threshold):.3f} times the best by {len(steps.asked)} calls; "
           f"the library: {library_score:.3f}")
 
 # %% [markdown]
@@ -459,12 +459,12 @@ adasum = check(adasum)
 
 # %%
 def lengths(alike):
-    own = torch.eye(4, device=device())[dist.get_rank()]
+    unit = torch.eye(4, device=device())[dist.get_rank()]
     common = torch.full((4,), 0.5, device=device())
-    x = nn.functional.normalize(alike * common + (1 - alike) * own, dim=0)
+    x = nn.functional.normalize(alike * common + (1 - alike) * unit, dim=0)
     total = x.clone()
     dist.all_reduce(total)
-    return [round(each.norm().item(), 2) for each in (total, total / 4, adasum(x))]
+    return [round(vector.norm().item(), 2) for vector in (total, total / 4, adasum(x))]
 
 
 for alike in (1.0, 0.5, 0.0):
@@ -480,16 +480,16 @@ for alike in (1.0, 0.5, 0.0):
 from torch.nn.parallel import DistributedDataParallel
 
 
-def train(how, steps=10):
+def train(kind, steps=10):
     hvd.init()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)).to(device())
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    if how == "horovod":
+    if kind == "horovod":
         optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
-    if how == "exercise":
+    if kind == "exercise":
         optimizer = distributed_optimizer(optimizer, model.named_parameters())
-    forward = DistributedDataParallel(model) if how == "ddp" else model
+    forward = DistributedDataParallel(model) if kind == "ddp" else model
     draw = torch.Generator().manual_seed(100 + hvd.rank())
     x, y = torch.randn(32, 8, generator=draw), torch.randint(2, (32,), generator=draw)
     for _ in range(steps):
@@ -500,9 +500,9 @@ def train(how, steps=10):
 
 
 # %%
-ends = {how: launch(train, how, ranks=4)[0] for how in ("ddp", "horovod", "exercise")}
-for how, weights in ends.items():
-    print(f"{how:9} at most {(weights - ends['ddp']).abs().max():.1e} from DDP, after ten steps")
+ends = {kind: launch(train, kind, ranks=4)[0] for kind in ("ddp", "horovod", "exercise")}
+for kind, weights in ends.items():
+    print(f"{kind:9} at most {(weights - ends['ddp']).abs().max():.1e} from DDP, after ten steps")
     torch.testing.assert_close(weights, ends["ddp"], rtol=0, atol=1e-5)
 
 # %% [markdown]
@@ -523,8 +523,8 @@ from ranklab.projects import horovod as project
 
 trace = Path("../build/horovod.json")  # a folder that git ignores
 trace.parent.mkdir(exist_ok=True)
-found = project.run(ranks=4, nodes=4, trace=str(trace), compress=compress_fp16)
-print(project.report(found))  # without transformers it says what to install
+results = project.run(ranks=4, nodes=4, trace=str(trace), compress=compress_fp16)
+print(project.report(results))  # without transformers it says what to install
 
 # %% [markdown]
 # fp16 sends half the bytes, and is as accurate as full precision, within the noise of one seed. Now compare with the first two lines. **Always the
@@ -536,11 +536,11 @@ print(project.report(found))  # without transformers it says what to install
 
 # %%
 from ranklab.horovod import all_reduces, one_step, read_timeline
-from ranklab.projects.horovod import timeline as where_time_goes
+from ranklab.projects.horovod import timeline as project_timeline
 
-if found:
+if results:
     phases = read_timeline(str(trace))
-    print(where_time_goes.table(phases))
+    print(project_timeline.table(phases))
     display(plots.timeline(one_step(phases)))
 
 # %% [markdown]
@@ -550,11 +550,11 @@ if found:
 # one after the other, so it took more buffers:
 
 # %%
-if found:
-    sizes = found["runs"]["none"]["sizes"]
+if results:
+    sizes = results["runs"]["none"]["sizes"]
     gradients = [torch.empty(n // 4, device="meta") for n in sizes]
     print("all-reduces in a step: all ready at once", len(fuse_tensors(gradients, 2**27)),
-          "; measured", round(len(all_reduces(phases)) / found["config"].steps, 1))
+          "; measured", round(len(all_reduces(phases)) / results["config"].steps, 1))
 
 # %% [markdown]
 # **Your turn.** Take the model from 4.3 with this BERT's gradients: 16 ranks, a backward of 2 ms, and your function tunes the threshold. Change
@@ -566,11 +566,11 @@ from ranklab.horovod import overlapped_time
 
 network = {"backward": 2e-3, "ranks": 16, "alpha": 10e-6, "beta": 1e-9}
 change = {"ranks": 64}
-for name, each in {"as it is": network, "changed": {**network, **change}}.items() if found else ():
-    chosen = tune_fusion(lambda threshold: overlapped_time(sizes, threshold, **each),
-                         2**10, 2**22, 300)
-    seconds = overlapped_time(sizes, chosen, **each)
-    print(f"{name:9} {chosen / 1024:8,.0f} KiB, {1e3 * seconds:6.2f} ms")
+for name, job in {"as it is": network, "changed": {**network, **change}}.items() if results else ():
+    threshold = tune_fusion(lambda threshold: overlapped_time(sizes, threshold, **job),
+                            2**10, 2**22, 300)
+    seconds = overlapped_time(sizes, threshold, **job)
+    print(f"{name:9} {threshold / 1024:8,.0f} KiB, {1e3 * seconds:6.2f} ms")
 
 # %% [markdown]
 # **The same step with other tools.** All three scripts start from the same weights and use the same data, so each prints the same two losses. MPI
@@ -602,8 +602,8 @@ def measured(threshold, compression):
 tensors = [torch.ones(1000) for _ in range(50)]
 for threshold, name in ((0, "none"), (40_000, "none"), (2**26, "none"), (2**26, "fp16")):
     compression = getattr(hvd.Compression, name)
-    travels = [compression.compress(t)[0] for t in tensors]
-    predicted = len(fuse_tensors(travels, threshold)), sum(t.nbytes for t in travels)
+    payloads = [compression.compress(t)[0] for t in tensors]
+    predicted = len(fuse_tensors(payloads, threshold)), sum(t.nbytes for t in payloads)
     counted = launch(measured, threshold, compression, ranks=4)[0]
     print(f"threshold {threshold:10,}  {name}: predicted {predicted}, counted {counted}")
     assert counted == predicted

@@ -166,8 +166,8 @@ zero_memory = check(zero_memory)
 
 # %% tags=["nbval-check-output"]
 for stage in range(4):
-    held = zero_memory(stage, 1.3e9, ranks=4)
-    print(f"stage {stage}: 1.3 billion parameters on 4 GPUs: {held.total / 1e9:4.1f} GB on each")
+    states = zero_memory(stage, 1.3e9, ranks=4)
+    print(f"stage {stage}: 1.3 billion parameters on 4 GPUs: {states.total / 1e9:4.1f} GB on each")
 
 # %% [markdown]
 # ### 4.3 Stage 1: the optimizer state
@@ -395,10 +395,10 @@ class ZeroStage3(ShardedModel):
         """Free a unit after its forward, and register backward_of() to run before its backward."""
         if in_backward():
             return
-        begins = functools.partial(self.backward_of, unit, self.position - 1)
+        hook = functools.partial(self.backward_of, unit, self.position - 1)
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
-                output.register_hook(begins)
+                output.register_hook(hook)
         unit.free()
 
     def backward_of(self, unit, place, _):
@@ -658,8 +658,8 @@ deepspeed_config = check(deepspeed_config)
 # stops. FSDP2 lets you set `reshard_after_forward` on each block. Here you choose for each unit.
 #
 # A `Step` is a model of one micro-batch, without processes. It has the `nbytes` of each unit, the seconds of its forward, `compute` (backward takes
-# twice as long), and a `limit` on the bytes that may be whole or on their way. A message of n bytes takes `alpha + beta n`. `step.seconds(kept)` is
-# the time of the whole step if the units in `kept` stay whole. Units are gathered as soon as there is room:
+# twice as long), and a `limit` on the bytes that may be whole or on their way. A message of n bytes takes `alpha + beta n`. `step.seconds(units)` is
+# the time of the whole step if `units` stay whole. Units are gathered as soon as there is room:
 
 # %% tags=["nbval-check-output"]
 from itertools import combinations
@@ -667,8 +667,8 @@ from itertools import combinations
 from ranklab.zero import Step, last_that_fit, published_steps
 
 step = Step(nbytes=(1, 8, 2, 8, 1, 4), compute=(2, 1, 2, 1, 2, 1), limit=14, alpha=0.5, beta=0.5)
-for kept in ([], [3, 4, 5], [0, 2, 4, 5], range(6)):
-    print(f"{list(kept)!s:18} stay whole: {step.seconds(kept):4} s")
+for units in ([], [3, 4, 5], [0, 2, 4, 5], range(6)):
+    print(f"{list(units)!s:18} stay whole: {step.seconds(units):4} s")
 
 # %%
 def units_to_keep(step):
@@ -703,9 +703,9 @@ for gb in (4, 6, 9, 12, 18, 24):
     step = dataclasses.replace(mixtral, limit=gb * 1e9)
     fast = dataclasses.replace(step, beta=1 / 350e9)
     last = step.seconds(last_that_fit(step))
-    yours, on_fast = step.seconds(units_to_keep(step)), fast.seconds(units_to_keep(fast))
-    print(f"{gb:2} {step.seconds():11.2f} {last:18.2f} {yours:6.2f} {step.bound():6.2f}"
-          f"{fast.seconds():20.2f} {on_fast:6.2f} {fast.bound():6.2f}")
+    seconds, fast_seconds = step.seconds(units_to_keep(step)), fast.seconds(units_to_keep(fast))
+    print(f"{gb:2} {step.seconds():11.2f} {last:18.2f} {seconds:6.2f} {step.bound():6.2f}"
+          f"{fast.seconds():20.2f} {fast_seconds:6.2f} {fast.bound():6.2f}")
 
 # %% [markdown]
 # Going from 4 to 6 GB helps most, because then the next experts, 2.8 GB, can travel while others compute. On the slower link each further GB saves
@@ -728,8 +728,8 @@ adamw = functools.partial(torch.optim.AdamW, lr=0.01)
 def gpt_and_batches():
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=32)).to(device())
-    mine = torch.Generator().manual_seed(dist.get_rank())
-    tokens = torch.randint(64, (5, 4, 16), generator=mine).to(device())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randint(64, (5, 4, 16), generator=generator).to(device())
     return model, [(batch, batch) for batch in tokens]
 
 
@@ -747,7 +747,7 @@ def our_losses(stage):
     return losses
 
 
-ours = {stage: launch(our_losses, stage, ranks=2)[0] for stage in (1, 2, 3)}
+zero_losses = {stage: launch(our_losses, stage, ranks=2)[0] for stage in (1, 2, 3)}
 
 # %%
 def their_losses(stage):
@@ -755,11 +755,11 @@ def their_losses(stage):
     return train_with_deepspeed(model, adamw, batches, stage)
 
 
-for stage, losses in ours.items():
-    theirs = launch(their_losses, stage, ranks=2)[0]
+for stage, losses in zero_losses.items():
+    deepspeed_losses = launch(their_losses, stage, ranks=2)[0]
     print(f"stage {stage}  ours      ", *(f"{loss:.4f}" for loss in losses))
-    print("         DeepSpeed ", *(f"{loss:.4f}" for loss in theirs))
-    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, theirs))
+    print("         DeepSpeed ", *(f"{loss:.4f}" for loss in deepspeed_losses))
+    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, deepspeed_losses))
 
 # %% [markdown]
 # The losses are the same, because sharding changes where numbers are kept, but never the numbers themselves.
@@ -772,9 +772,10 @@ for stage, losses in ours.items():
 
 # %% tags=["nbval-check-output"]
 config = deepspeed_config(1.3e9, ranks=4, gpu_bytes=24e9, batch=512, micro_batch=4, other_bytes=8e9)
-read = read_by_deepspeed(config, ranks=4)
+ds_config = read_by_deepspeed(config, ranks=4)
 print(json.dumps(config, indent=1))
-print(f"stage {read.zero_config.stage}, {read.gradient_accumulation_steps} steps of accumulation")
+print(f"stage {ds_config.zero_config.stage}, "
+      f"{ds_config.gradient_accumulation_steps} steps of accumulation")
 
 # %% [markdown]
 # And Muon? torch has one for whole matrices. Here it trains the GPT's blocks in one process, and your function does the same on four ranks, each with
@@ -806,11 +807,11 @@ def muon_losses(step=None):
     return losses
 
 
-alone = launch(muon_losses, ranks=1)[0]
-in_rows = launch(muon_losses, sharded_muon_step, ranks=4)[0]
-print("torch.optim.Muon, 1 process", *(f"{loss:.4f}" for loss in alone))
-print("yours, rows on 4 ranks     ", *(f"{loss:.4f}" for loss in in_rows))
-assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(alone, in_rows))
+reference = launch(muon_losses, ranks=1)[0]
+losses = launch(muon_losses, sharded_muon_step, ranks=4)[0]
+print("torch.optim.Muon, 1 process", *(f"{loss:.4f}" for loss in reference))
+print("yours, rows on 4 ranks     ", *(f"{loss:.4f}" for loss in losses))
+assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(reference, losses))
 
 # %% [markdown]
 # Real code does it in three ways. Moonlight's Distributed Muon is stage 1: each rank gathers the matrices of which it has a part, in bfloat16, and
@@ -831,10 +832,11 @@ assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(alone, in_rows))
 # %%
 from ranklab.projects import zero as project
 
-mine = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
-found = project.run(numbers=(0, 1, 2, 3), stages=mine, zero_memory=zero_memory, ranks=2, steps=40)
-print(project.report(found))
-scores = [row.held_out for row in found["rows"]]
+stages = {1: ZeroStage1, 2: ZeroStage2, 3: ZeroStage3}
+results = project.run(numbers=(0, 1, 2, 3), stages=stages, zero_memory=zero_memory,
+                      ranks=2, steps=40)
+print(project.report(results))
+scores = [row.held_out for row in results["rows"]]
 assert max(scores) - min(scores) < 0.02
 
 # %% [markdown]
@@ -848,7 +850,7 @@ assert max(scores) - min(scores) < 0.02
 
 # %%
 change = {"micro_batch": 4}
-print(project.report(project.run(numbers=(1, 2), stages=mine, ranks=2, steps=12, **change)))
+print(project.report(project.run(numbers=(1, 2), stages=stages, ranks=2, steps=12, **change)))
 
 # %% [markdown]
 # Stage 1 keeps the gradients of the first micro-batch on each rank, and sends once. Stage 2 sends after each micro-batch.
@@ -873,10 +875,10 @@ def held_and_sent(stage):
         optimizer.zero_grad()
         with Traffic() as traffic:
             model(torch.ones(16, 64, device=device())).sum().backward()
-            held = memory_of(model, optimizer, shards=[bucket.shard for bucket in model.buckets])
+            memory = memory_of(model, optimizer, shards=[bucket.shard for bucket in model.buckets])
             steps = 4 * len(optimizer.state)  # Adam counts its steps, in 4 bytes a tensor
             optimizer.step()
-    return held.parameters, held.gradients, held.optimizer_state - steps, traffic.sent_bytes
+    return memory.parameters, memory.gradients, memory.optimizer_state - steps, traffic.sent_bytes
 
 
 # %% tags=["nbval-check-output"]
@@ -948,7 +950,7 @@ def flat_model(steps=24, lr=1.0, max_norm=0.5, seed=0, group=None):
 
 # %%
 for ranks in (1, 4):
-    norms = [seen["norms"][0] for seen in launch(flat_model, ranks=ranks)]
+    norms = [result["norms"][0] for result in launch(flat_model, ranks=ranks)]
     print(f"ranks={ranks}:", *(f"{norm:.3f}" for norm in norms))
 
 # %% [markdown]

@@ -69,14 +69,14 @@ x = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 1.0]])  # rank r has x[r]
 
 def step_in_rows(weight, x):
     rank, R = dist.get_rank(), dist.get_world_size()
-    mine = weight.chunk(R)[rank].to(device())  # (4/R, 3): all that stays here
+    rows = weight.chunk(R)[rank].to(device())  # (4/R, 3): all that stays here
     whole = torch.empty(4, 3, device=device())
-    dist.all_gather_single(whole, mine)
+    dist.all_gather_single(whole, rows)
     whole.requires_grad_()
     F.linear(x[rank].to(device()), whole).square().sum().backward()
-    gradient = torch.empty_like(mine)
+    gradient = torch.empty_like(rows)
     dist.reduce_scatter_single(gradient, whole.grad / R)  # the mean, of my rows
-    return mine - 0.01 * gradient
+    return rows - 0.01 * gradient
 
 
 weight.requires_grad_()
@@ -136,8 +136,8 @@ def how_many_rows():
     return {name: len(shard_parameter(p)) for name, p in layer.named_parameters()}
 
 
-found = launch(how_many_rows, ranks=4)
-plots.rows({name: [of_rank[name] for of_rank in found] for name in found[0]})
+counts = launch(how_many_rows, ranks=4)
+plots.rows({name: [count[name] for count in counts] for name in counts[0]})
 
 # %% [markdown]
 # ### 4.2 A fully sharded block
@@ -260,11 +260,11 @@ def memory_over_a_step(keep_whole):
     optimizer = torch.optim.AdamW(model.parameters())
     parameters = [p for block in blocks for p in block.parameters]
     whole = lambda: [*(block.gathered for block in blocks), *(p.whole for p in parameters)]
-    mine = tokens[dist.get_rank()].to(device())
+    batch = tokens[dist.get_rank()].to(device())
 
     def step(mark=lambda name: None):
         mark("forward")
-        loss = model(mine, mine)
+        loss = model(batch, batch)
         mark("backward")
         loss.backward()
         mark("step")
@@ -280,17 +280,17 @@ def memory_over_a_step(keep_whole):
 
 # %%
 names = {"shards again after forward": False, "whole until backward": True}
-found = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in names.items()}
-memory_curves({name: curve for name, (curve, _) in found.items()})
+runs = {name: launch(memory_over_a_step, keep, ranks=4)[0] for name, keep in names.items()}
+memory_curves({name: curve for name, (curve, _) in runs.items()})
 
 # %% [markdown]
 # Look at the purple areas: the parameters that were gathered come and go on the left, and pile up until backward on the right. Here are the peak bytes of whole parameters, and what each of the two ways sent:
 
 # %% tags=["nbval-check-output"]
 print(f"{'':26}  bytes at once    all-gathers   reduce-scatters   bytes sent")
-for name, (curve, traffic) in found.items():
-    gathered = max(point.gathered_parameters for point in curve.points)
-    print(f"{name:26} {gathered:15,} {traffic.calls['all_gather']:13}",
+for name, (curve, traffic) in runs.items():
+    peak = max(point.gathered_parameters for point in curve.points)
+    print(f"{name:26} {peak:15,} {traffic.calls['all_gather']:13}",
           f"{traffic.calls['reduce_scatter']:17} {traffic.sent_bytes:12,}")
 
 # %% [markdown]
@@ -337,17 +337,17 @@ clip_grad_norm_sharded = check(clip_grad_norm_sharded)
 # %% tags=["nbval-check-output"]
 def clipped():
     model, _ = sharded_gpt()
-    mine = tokens[dist.get_rank()].to(device())
-    model(mine, mine).backward()
+    batch = tokens[dist.get_rank()].to(device())
+    model(batch, batch).backward()
     rows = math.hypot(*(p.grad.norm().item() for p in model.parameters() if p.grad.numel()))
     before = float(clip_grad_norm_sharded(model.parameters(), 0.5))
     return rows, before, float(clip_grad_norm_sharded(model.parameters(), 0.5))
 
 
 torch.manual_seed(0)
-one = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=64, n_layer=4))
-one(tokens.flatten(0, 1), tokens.flatten(0, 1)).backward()
-print(f"one process: norm {nn.utils.clip_grad_norm_(one.parameters(), 0.5).item():.4f}")
+model = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=64, n_layer=4))
+model(tokens.flatten(0, 1), tokens.flatten(0, 1)).backward()
+print(f"one process: norm {nn.utils.clip_grad_norm_(model.parameters(), 0.5).item():.4f}")
 for rank, (rows, before, after) in enumerate(launch(clipped, ranks=4)):
     print(f"rank {rank}: its rows alone {rows:.4f}; norm {before:.4f}, after clipping {after:.4f}")
 
@@ -452,16 +452,16 @@ for rank, answers in enumerate((9, 1, 0)):
 
 
 def both_losses():
-    mine, its_labels = logits[dist.get_rank()].to(device()), labels[dist.get_rank()].to(device())
-    own = F.cross_entropy(mine[0, :-1], its_labels[0, 1:], ignore_index=IGNORE)
-    return own.item(), masked_loss(mine, its_labels).item()
+    part, targets = logits[dist.get_rank()].to(device()), labels[dist.get_rank()].to(device())
+    loss = F.cross_entropy(part[0, :-1], targets[0, 1:], ignore_index=IGNORE)
+    return loss.item(), masked_loss(part, targets).item()
 
 
-own, shares = zip(*launch(both_losses, ranks=3))
-one = F.cross_entropy(logits[:, 0, :-1].flatten(0, 1), labels[:, 0, 1:].flatten())
-print("each rank's own mean   ", *(f"{loss:7.4f}" for loss in own))
+means, shares = zip(*launch(both_losses, ranks=3))
+loss = F.cross_entropy(logits[:, 0, :-1].flatten(0, 1), labels[:, 0, 1:].flatten())
+print("each rank's own mean   ", *(f"{loss:7.4f}" for loss in means))
 print("masked_loss            ", *(f"{loss:7.4f}" for loss in shares))
-print(f"mean over ranks: {sum(own) / 3:.4f} and {sum(shares) / 3:.4f}; one process: {one:.4f}")
+print(f"mean over ranks: {sum(means) / 3:.4f} and {sum(shares) / 3:.4f}; one process: {loss:.4f}")
 
 # %% [markdown]
 # ### Further
@@ -550,10 +550,10 @@ def rows_and_whole():
     return shapes, {name: list(t.shape) for name, t in full_state_dict(model).items()}
 
 
-(rows, whole), *others = launch(rows_and_whole, ranks=4)
+(rows, whole), *pairs = launch(rows_and_whole, ranks=4)
 for name in ("token.weight", "blocks.0.norm1.weight", "blocks.0.mlp.up.weight"):
     print(f"{name:24} rows on rank 0 {rows[name]!s:10} full_state_dict {whole[name]}")
-print("on the other ranks:", [state for _, state in others])
+print("on the other ranks:", [state for _, state in pairs])
 
 # %% [markdown]
 # #### Derive: how many tokens hide the gathers?
@@ -611,8 +611,8 @@ adamw = functools.partial(torch.optim.AdamW, lr=0.01)
 def gpt_and_batches():
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=64, n_ctx=16, n_embd=32, n_layer=3)).to(device())
-    mine = torch.Generator().manual_seed(dist.get_rank())
-    tokens = torch.randint(64, (5, 4, 16), generator=mine).to(device())
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randint(64, (5, 4, 16), generator=generator).to(device())
     return model, [(batch, batch) for batch in tokens]
 
 
@@ -634,12 +634,12 @@ def train(tool):
     model, batches = gpt_and_batches()
     with Traffic() as traffic:
         losses = losses_of(FullyShardedBlock if tool == "yours" else fully_shard, model, batches)
-    mine = {name: p.to_local() if tool == "FSDP2" else p for name, p in model.named_parameters()}
-    return losses, traffic.calls, {name: tuple(p.shape) for name, p in mine.items()}
+    rows = {name: p.to_local() if tool == "FSDP2" else p for name, p in model.named_parameters()}
+    return losses, traffic.calls, {name: tuple(p.shape) for name, p in rows.items()}
 
 
-found = {tool: launch(train, tool, ranks=3)[0] for tool in ("yours", "FSDP2")}
-assert found["yours"][1:] == found["FSDP2"][1:], "the same messages, and the same rows"
+runs = {tool: launch(train, tool, ranks=3)[0] for tool in ("yours", "FSDP2")}
+assert runs["yours"][1:] == runs["FSDP2"][1:], "the same messages, and the same rows"
 
 # %%
 def train_by_deepspeed():
@@ -648,13 +648,13 @@ def train_by_deepspeed():
         return train_with_deepspeed(model, adamw, batches, stage=3), traffic.calls, {}
 
 
-found["DeepSpeed"] = launch(train_by_deepspeed, ranks=3)[0]
+runs["DeepSpeed"] = launch(train_by_deepspeed, ranks=3)[0]
 print(f"{'':9} {'losses of five steps':34}  all-gathers  reduce-scatters  rows of an MLP")
-for tool, (losses, calls, rows) in found.items():
+for tool, (losses, calls, rows) in runs.items():
     print(f"{tool:9}", *(f"{loss:.4f}" for loss in losses),
           f"{calls['all_gather']:12} {calls['reduce_scatter']:16} ",
           rows.get("blocks.1.mlp.up.weight", "flat"))
-    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, found["yours"][0]))
+    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(losses, runs["yours"][0]))
 
 # %% [markdown]
 # Your block of about 15 lines and FSDP2 have the same five losses, the same rows, and the same 35 all-gathers and 20 reduce-scatters. In FSDP2 a parameter is a `DTensor`, a tensor that knows how it is cut, so that FSDP2 works together with checkpoints and with tensor parallelism (lab 08). DeepSpeed's stage 3 gathers each parameter in its own message here, and sends the gradients of this small model in one message a step. You can change both in its configuration.
@@ -691,19 +691,19 @@ for tool, (losses, calls, rows) in found.items():
 # %%
 from ranklab.peers import hugging_face
 
-said = hugging_face.losses_on_ranks(hugging_face.train_with_accelerate, 4)
-print(textwrap.fill(str(said or hugging_face.NOT_HERE), 98))
+losses = hugging_face.losses_on_ranks(hugging_face.train_with_accelerate, 4)
+print(textwrap.fill(str(losses or hugging_face.NOT_HERE), 98))
 
 # %% [markdown]
 # You would not see it in the losses. The Trainer of transformers does shard on a CPU, if it uses DeepSpeed. Here it trains the same tiny Llama on two
 # ranks, and so does our FSDP:
 
 # %%
-theirs = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)
-ours = hugging_face.losses_on_ranks(hugging_face.train_with_ours, 4)
-print("Trainer, DeepSpeed's stage 3 ", *(f"{loss:.4f}" for loss in theirs))
-print("our FSDP                     ", *(f"{loss:.4f}" for loss in ours))
-assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(theirs, ours))
+trainer_losses = hugging_face.losses_on_ranks(hugging_face.train_with_trainer, 4)
+fsdp_losses = hugging_face.losses_on_ranks(hugging_face.train_with_ours, 4)
+print("Trainer, DeepSpeed's stage 3 ", *(f"{loss:.4f}" for loss in trainer_losses))
+print("our FSDP                     ", *(f"{loss:.4f}" for loss in fsdp_losses))
+assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(trainer_losses, fsdp_losses))
 
 # %% [markdown]
 # ## 6. Project
@@ -716,17 +716,17 @@ assert all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(theirs, ours))
 # %%
 from ranklab.projects import fsdp as project
 
-mine = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
-        "policy": wrap_policy, "state": full_state_dict}
+functions = {"block": FullyShardedBlock, "clip": clip_grad_norm_sharded, "loss": masked_loss,
+             "policy": wrap_policy, "state": full_state_dict}
 folder = tempfile.TemporaryDirectory()
-found = project.run(ranks=2, save=folder.name, **mine)
-print(project.report(found))
+results = project.run(ranks=2, save=folder.name, **functions)
+print(project.report(results))
 
 # %% [markdown]
 # Your `full_state_dict` collected the tuned model for this file. Nothing in it shows that FSDP was used:
 
 # %% tags=["nbval-check-output"]
-if found:  # None where transformers is not installed
+if results:  # None where transformers is not installed
     from safetensors import safe_open
 
     with safe_open(f"{folder.name}/model.safetensors", "pt") as file:
@@ -740,8 +740,8 @@ if found:  # None where transformers is not installed
 
 # %%
 change = {"micro_batch": 8}
-few = {"ranks": 2, "pretrain": 5, "steps": 5, "eval_batch": 32}
-print(project.report(project.run(**mine, **(few | change))))
+settings = {"ranks": 2, "pretrain": 5, "steps": 5, "eval_batch": 32}
+print(project.report(project.run(**functions, **(settings | change))))
 
 # %% [markdown]
 # Because each micro-batch gathers the parameters and reduces the gradients, a step sends twice the bytes. Its peak is lower.
@@ -757,14 +757,14 @@ print(project.report(project.run(**mine, **(few | change))))
 def counted():
     model, _ = sharded_gpt()
     optimizer = torch.optim.AdamW(model.parameters())
-    mine = tokens[dist.get_rank()].to(device())
+    batch = tokens[dist.get_rank()].to(device())
     for _ in range(2):
         with Traffic() as traffic:
-            model(mine, mine).backward()
-        held = memory_of(model, optimizer)
+            model(batch, batch).backward()
+        memory = memory_of(model, optimizer)
         optimizer.step()
     steps = 4 * len(optimizer.state)  # Adam counts its steps, in 4 bytes a tensor
-    return held.total - held.buffers - steps, traffic.sent_bytes
+    return memory.total - memory.buffers - steps, traffic.sent_bytes
 
 
 # %% tags=["nbval-check-output"]
@@ -777,9 +777,9 @@ for R in (1, 2, 3, 4):
     block_rows = sum(n for p, n in numbers.items() if p in in_blocks)
     gathered = 2 * block_rows + (all_rows - block_rows)  # in rows of each rank
     predicted = 16 * all_rows, (R - 1) * 4 * (gathered + all_rows)
-    found = launch(counted, ranks=R)[0]
-    print(f"ranks {R}", *(f"{p:11,} {c:11,}" for p, c in zip(predicted, found)))
-    assert predicted == found
+    counts = launch(counted, ranks=R)[0]
+    print(f"ranks {R}", *(f"{p:11,} {c:11,}" for p, c in zip(predicted, counts)))
+    assert predicted == counts
 
 # %% [markdown]
 # And the 7B model on four GPUs of 24 GB? We have no such GPUs, but we can use the same formula, and add the temporary tensors: whole parameters,
@@ -793,9 +793,9 @@ from ranklab.projects.fsdp import LLAMAS
 parts = ("parameters", "gradients", "optimizer_state", "gathered_parameters", "activations",
          "total")
 for offload in (False, True):
-    held = predicted_memory(LLAMAS["7b"], ranks=4, offload=offload)
+    memory = predicted_memory(LLAMAS["7b"], ranks=4, offload=offload)
     print(f"offload={offload!s:5}", ", ".join(
-        f"{part.split('_')[0]} {getattr(held, part) / 1e9:.1f}" for part in parts), "GB")
+        f"{part.split('_')[0]} {getattr(memory, part) / 1e9:.1f}" for part in parts), "GB")
 
 # %% [markdown]
 # Llama-2-7B has 6.74 billion parameters, so the states take 27 GB on each GPU at the optimizer's step. Without offload the peak comes before that

@@ -54,9 +54,9 @@ torch.manual_seed(0)
 x, A, B = torch.randn(6, 4), torch.randn(4, 16), torch.randn(16, 4)  # y = gelu(x A) B
 
 
-def all_columns(mine):
-    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, mine)
+def all_columns(columns):
+    parts = [torch.empty_like(columns) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, columns)
     return torch.cat(parts, 1)
 
 
@@ -157,10 +157,10 @@ def gradients(f, g, x, A, B):
 
 def ratios(f, g):
     rank, R = dist.get_rank(), dist.get_world_size()
-    of_x, of_A, _ = gradients(identity, identity, x, A, B)
-    mine = gradients(f, g, x, A.chunk(R, 1)[rank], B.chunk(R, 0)[rank])
-    right = of_x, of_A.chunk(R, 1)[rank]
-    return [((m * r).sum() / r.square().sum()).item() for m, r in zip(mine, right)]
+    x_grad, A_grad, _ = gradients(identity, identity, x, A, B)
+    grads = gradients(f, g, x, A.chunk(R, 1)[rank], B.chunk(R, 0)[rank])
+    reference = x_grad, A_grad.chunk(R, 1)[rank]
+    return [((a * b).sum() / b.square().sum()).item() for a, b in zip(grads, reference)]
 
 
 # %% tags=["nbval-check-output"]
@@ -171,8 +171,8 @@ def sums_back_too(y):
 tries = {"yours": (copy_to_region, reduce_from_region), "without f": (identity, reduce_from_region),
          "without g": (copy_to_region, identity), "sums back, too": (copy_to_region, sums_back_too)}
 for name, pair in tries.items():
-    of_x, of_A = launch(ratios, *pair, ranks=4)[0]
-    print(f"{name:16} gradient of x {of_x:5.2f}   of A {of_A:5.2f}")
+    x_ratio, A_ratio = launch(ratios, *pair, ranks=4)[0]
+    print(f"{name:16} gradient of x {x_ratio:5.2f}   of A {A_ratio:5.2f}")
 
 # %% [markdown]
 # Two functions of one line, each the mirror image of the other, and every gradient is right. Without g even the loss is wrong. Without f the loss is right and the gradient of A is right, but all layers *below* learn from a part of their gradient. With a sum in both directions every gradient is four times too large. None of these mistakes raises an error.
@@ -287,16 +287,16 @@ def mlp_counted():
         y = split(x)
     with Traffic() as backward:
         y.sum().backward()
-    held = sum(p.numel() for p in split.parameters())
-    return held, saved.bytes, forward.calls, backward.calls, torch.allclose(y, right, atol=1e-5)
+    numbers = sum(p.numel() for p in split.parameters())
+    return numbers, saved.bytes, forward.calls, backward.calls, torch.allclose(y, right, atol=1e-5)
 
 
 # %% tags=["nbval-check-output"]
 print("ranks  numbers held  bytes saved  all-reduces forward  backward  equal to one process")
 for R in (1, 2, 4, 8):
-    held, saved, forward, backward, same = launch(mlp_counted, ranks=R)[0]
+    numbers, saved, forward, backward, same = launch(mlp_counted, ranks=R)[0]
     calls = forward["all_reduce"], backward["all_reduce"]
-    print(f"{R:5} {held:13,} {saved:12,} {calls[0]:20} {calls[1]:9}  {same}")
+    print(f"{R:5} {numbers:13,} {saved:12,} {calls[0]:20} {calls[1]:9}  {same}")
 
 # %% [markdown]
 # The matrices and the hidden layer are divided by R. x, y and the second bias are not.
@@ -323,9 +323,9 @@ def profiled(kind, width=768):
     layer(x).sum().backward()  # the first step allocates
     y = layer(x).sum()
     dist.barrier()
-    with Timeline() as seen:
+    with Timeline() as record:
         y.backward()
-    return seen.events
+    return record.events
 
 
 timeline(launch(profiled, ColumnParallelLinear, ranks=2),
@@ -411,19 +411,19 @@ for key_heads in (8, 2):
 # %%
 from ranklab.tensor_parallel import TPConfig, plan, tensor_parallel
 
-yours = {"copy": copy_to_region, "reduce": reduce_from_region, "column": ColumnParallelLinear,
-         "row": RowParallelLinear, "attention": parallel_attention}
+functions = {"copy": copy_to_region, "reduce": reduce_from_region, "column": ColumnParallelLinear,
+             "row": RowParallelLinear, "attention": parallel_attention}
 mlp = {"blocks.*.mlp.up": plan.column, "blocks.*.mlp.down": plan.row}
 once = {"blocks.*.attention": plan.heads, **mlp}
 thrice = {"blocks.*.attention.[qkv]": plan.column, "blocks.*.attention.out": plan.row, **mlp}
-plan_of = {"x enters once": once, "three times": thrice}
+plans = {"x enters once": once, "three times": thrice}
 
 # %% tags=["nbval-check-output"]
 def one_layer(plan):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_layer=1, n_embd=64, n_head=8, n_ctx=32)).to(device())
     x = torch.randn(2, 32, 64, device=device(), requires_grad=True)
-    block = tensor_parallel(model, plan, TPConfig(**yours)).blocks["0"]
+    block = tensor_parallel(model, plan, TPConfig(**functions)).blocks["0"]
     with Traffic() as forward:
         y = block(x)
     with Traffic() as backward:
@@ -434,8 +434,8 @@ def one_layer(plan):
 
 x_bytes = 2 * 32 * 64 * 4
 print(f"predicted: 2 + 2 all-reduces, {4 * 2 * 3 * x_bytes // 4:,} bytes sent")
-for name, of in plan_of.items():
-    forward, backward, sent = launch(one_layer, of, ranks=4)[0]
+for name, layer_plan in plans.items():
+    forward, backward, sent = launch(one_layer, layer_plan, ranks=4)[0]
     print(f"{name:14} {forward} + {backward} all-reduces, {sent:,} bytes sent")
 
 # %% [markdown]
@@ -494,18 +494,18 @@ def gathered_loss(logits, targets, vocab_size):
 def bytes_a_target(loss, V, n=64):
     torch.manual_seed(0)
     whole, targets = torch.randn(n, V, device=device()), torch.randint(V, (n,), device=device())
-    mine = shard_range(V, dist.get_rank(), 4)
+    columns = shard_range(V, dist.get_rank(), 4)
     with Traffic() as traffic:
-        losses = loss(whole[:, mine.start : mine.stop].contiguous(), targets, V)
+        losses = loss(whole[:, columns.start : columns.stop].contiguous(), targets, V)
     assert torch.allclose(losses, F.cross_entropy(whole, targets, reduction="none"), atol=1e-4)
     return sum(op.payload_bytes for op in traffic.ops) // n
 
 
 # %% tags=["nbval-check-output"]
 sizes, losses = (256, 1024, 4096), (vocab_parallel_cross_entropy, gathered_loss)
-found = launch(lambda: [[bytes_a_target(loss, V) for loss in losses] for V in sizes], ranks=4)[0]
+counts = launch(lambda: [[bytes_a_target(loss, V) for loss in losses] for V in sizes], ranks=4)[0]
 print("   V  yours  gathered   bytes in collectives for each target")
-for V, (sent, gathered) in zip(sizes, found):
+for V, (sent, gathered) in zip(sizes, counts):
     print(f"{V:4} {sent:6} {gathered:9,}")
 
 # %% [markdown]
@@ -599,8 +599,8 @@ for name, call in {"norm(x)": lambda norm, x: norm(x), "yours": sequence_paralle
 # Now the whole GPT with sequence parallelism, on your functions. It sends the same bytes (apart from the norms' gradients), and keeps less for backward:
 
 # %%
-yours |= {"cross_entropy": vocab_parallel_cross_entropy, "embed": vocab_parallel_embedding,
-          "norm": sequence_parallel_norm}
+functions |= {"cross_entropy": vocab_parallel_cross_entropy, "embed": vocab_parallel_embedding,
+              "norm": sequence_parallel_norm}
 tokens = torch.randint(256, (4, 33), generator=torch.Generator().manual_seed(1))
 
 
@@ -608,7 +608,7 @@ def gpt_step(split=None, sequence_parallel=False):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_embd=64, n_head=4, n_ctx=32)).to(device())
     if split is not None:
-        split(model, TPConfig(**yours, sequence_parallel=sequence_parallel))
+        split(model, TPConfig(**functions, sequence_parallel=sequence_parallel))
     batch = tokens.to(device())
     with SavedActivations(model) as saved, Traffic() as traffic:
         loss = model(batch[:, :-1], batch[:, 1:])
@@ -657,8 +657,8 @@ dropout_seeds = check(dropout_seeds)
 
 # %% tags=["nbval-check-output"]
 def mask(seed):
-    kept = torch.rand(24, generator=torch.Generator().manual_seed(seed)) > 0.4
-    return "".join("x" if keep else "." for keep in kept)
+    bits = torch.rand(24, generator=torch.Generator().manual_seed(seed)) > 0.4
+    return "".join("x" if keep else "." for keep in bits)
 
 
 for data_rank in range(2):
@@ -679,9 +679,9 @@ check(largest_tensor_parallel=...)
 from ranklab.tensor_parallel import largest_tensor_parallel
 
 for link, bytes_per_second in (("NVLink, a ring", 370e9), ("a card of 400 Gbit/s", 50e9)):
-    most = largest_tensor_parallel(8192, 400e12, bytes_per_second)
-    print(f"width 8,192, 400 TFLOP/s, {link}: {most:.1f} ranks; "
-          f"on 8 the sums take {8 / most:.2f} times as long as the products")
+    limit = largest_tensor_parallel(8192, 400e12, bytes_per_second)
+    print(f"width 8,192, 400 TFLOP/s, {link}: {limit:.1f} ranks; "
+          f"on 8 the sums take {8 / limit:.2f} times as long as the products")
 
 # %% [markdown]
 # <details><summary>The derivation</summary>
@@ -714,15 +714,15 @@ from torch.distributed.tensor.parallel import loss_parallel
 from ranklab.peers import dtensor
 
 # %%
-def by_dtensor(model, how):
+def by_dtensor(model, config):
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    return dtensor.parallelize_gpt(model, mesh, sequence_parallel=how.sequence_parallel)
+    return dtensor.parallelize_gpt(model, mesh, sequence_parallel=config.sequence_parallel)
 
 
 def train(split, sequence_parallel):
     torch.manual_seed(0)
     model = GPT(GPTConfig(n_embd=64, n_head=4, n_ctx=32)).to(device())
-    model = split(model, TPConfig(**yours, sequence_parallel=sequence_parallel))
+    model = split(model, TPConfig(**functions, sequence_parallel=sequence_parallel))
     optimizer, losses = torch.optim.AdamW(model.parameters(), 0.01), []
     batch, targets = (part.to(device()) for part in (tokens[:, :-1], tokens[:, 1:]))
     for _ in range(5):
@@ -738,9 +738,9 @@ def train(split, sequence_parallel):
 
 # %%
 ways = {"yours": parallel_gpt, "DTensor": by_dtensor}
-found = launch(lambda: {(sequence, name): train(split, sequence) for sequence in (False, True)
-                        for name, split in ways.items()}, ranks=4)[0]
-for (sequence, name), (losses, sent, calls) in found.items():
+results = launch(lambda: {(sequence, name): train(split, sequence) for sequence in (False, True)
+                          for name, split in ways.items()}, ranks=4)[0]
+for (sequence, name), (losses, sent, calls) in results.items():
     print(f"{name:8} sequence_parallel={sequence!s:5} {losses}  {sent:,} bytes\n        ", calls)
 
 # %% [markdown]
@@ -757,10 +757,10 @@ def llama_losses(batch):
 
     config = LlamaConfig(vocab_size=250, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=1)
-    for split in (lambda model, how: None, parallel_llama):
+    for split in (lambda model, config: None, parallel_llama):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).to(device())
-        split(model, TPConfig(**yours))
+        split(model, TPConfig(**functions))
         loss = model(input_ids=batch.to(device()), labels=batch.to(device())).loss
         loss.backward()
         norm = model.model.norm.weight.grad.norm()  # all ranks hold this gradient
@@ -804,8 +804,8 @@ else:
 # %%
 from ranklab.projects import tensor_parallel as project
 
-few = {"ranks": 4, "steps": 10}
-print(project.report(project.run(method="all", **yours, **few)))
+settings = {"ranks": 4, "steps": 10}
+print(project.report(project.run(method="all", **functions, **settings)))
 
 # %% [markdown]
 # Compare held, sent and loss. tokens/s says nothing here, because the ranks share cores. Messages are counted as a ring sends them: 2 (R-1) for an all-reduce. The formulas leave out a few small things: Adam's counters, a scalar, one more message of DTensor's loss.
@@ -815,7 +815,7 @@ print(project.report(project.run(method="all", **yours, **few)))
 
 # %%
 change = {"ranks": 2}
-print(project.report(project.run(**(yours | {"method": "tensor"} | few | change))))
+print(project.report(project.run(**(functions | {"method": "tensor"} | settings | change))))
 
 # %% [markdown]
 # With two ranks, each holds twice as much. It sends two thirds of the bytes, because 2 (R-1)/R is 1 instead of 1.5, and a third of the messages, because the ring has two steps instead of six. The loss is the same.
@@ -833,15 +833,15 @@ print("ranks   numbers held: predicted  counted   bytes sent: predicted  counted
 
 def held_and_sent():
     model = GPT(GPTConfig(n_embd=C, n_head=4, n_ctx=T)).to(device())
-    model = parallel_gpt(model, TPConfig(**yours))
+    model = parallel_gpt(model, TPConfig(**functions))
     return sum(p.numel() for p in model.parameters()), gpt_step(parallel_gpt)[2].sent_bytes
 
 
 for R in (1, 2, 4):
     share = 2 * (R - 1) / R
     predicted = numbers // R + (2 * L + 1) * C, share * ((4 * L + 2) * B * T * C * 4 + 12 * n)
-    held, sent = launch(held_and_sent, ranks=R)[0]
-    print(f"{R:5} {predicted[0]:25,} {held:8,} {predicted[1]:23,.0f} {sent:8,}")
+    count, sent = launch(held_and_sent, ranks=R)[0]
+    print(f"{R:5} {predicted[0]:25,} {count:8,} {predicted[1]:23,.0f} {sent:8,}")
 
 # %% [markdown]
 # ### How far does tp go?
@@ -955,8 +955,8 @@ def wide_layer(steps=12, lr=0.5, p=0.25, tensor=2, seed=0, group=None):
 # **Look.** The four ranks are two pairs. A pair begins a step with equal tensors and ends it with two losses. Which tensor is the last one that is still equal on both ranks? Print in the program, or return more from it. Sometimes a setting shows more than a print does: try `p` and `steps`.
 
 # %%
-for rank, seen in enumerate(launch(wide_layer, ranks=4)):
-    print(f"rank {rank}: the first losses", *(f"{loss:.4f}" for loss in seen["losses"][:3]))
+for rank, result in enumerate(launch(wide_layer, ranks=4)):
+    print(f"rank {rank}: the first losses", *(f"{loss:.4f}" for loss in result["losses"][:3]))
 
 # %% [markdown]
 # **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.

@@ -79,16 +79,16 @@ def naive():
 # %%
 def in_pieces(pieces):
     rank, batch = dist.get_rank(), x.to(device())
-    half, kept = layers[2 * rank : 2 * rank + 2].to(device()), []
+    half, activations = layers[2 * rank : 2 * rank + 2].to(device()), []
     for piece in batch.chunk(pieces):
         if rank == 1:
             piece = torch.empty_like(piece)
             dist.recv(piece, 0)
         y = half(piece.requires_grad_(rank == 1))
-        kept.append((piece, y))
+        activations.append((piece, y))
         if rank == 0:
             dist.send(y.detach(), 1)
-    for piece, y in kept:
+    for piece, y in activations:
         if rank == 0:
             gradient = torch.empty_like(y)
             dist.recv(gradient, 1)
@@ -101,12 +101,12 @@ def in_pieces(pieces):
 
 # %% tags=["nbval-check-output"]
 layers(x).square().mean().backward()
-one = [p.grad for p in layers.parameters()]
+reference = [p.grad for p in layers.parameters()]
 layers.zero_grad()
 for name, work in {"naive": naive, "1 piece": lambda: in_pieces(1),
                    "4 pieces": lambda: in_pieces(4)}.items():
     rank_0, rank_1 = launch(work, ranks=2)
-    same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, rank_0 + rank_1))
+    same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(reference, rank_0 + rank_1))
     print(f"{name:9} gradients equal one process: {same}")
 
 # %% [markdown]
@@ -416,13 +416,13 @@ def train(schedule=None):
 
 
 # %% tags=["nbval-check-output"]
-one = launch(train, ranks=1)[0]
+reference = launch(train, ranks=1)[0]
 for name, schedule in {"one process": None, "GPipe": gpipe_schedule,
                        "1F1B": one_f_one_b_schedule}.items():
-    found = launch(train, schedule, ranks=4) if schedule else [one]
-    print(f"{name:12}", *(f"{loss:.4f}" for loss in found[0][0]),
-          "  parameters on each rank:", *(numbers for _, numbers in found))
-    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(found[0][0], one[0]))
+    results = launch(train, schedule, ranks=4) if schedule else [reference]
+    print(f"{name:12}", *(f"{loss:.4f}" for loss in results[0][0]),
+          "  parameters on each rank:", *(numbers for _, numbers in results))
+    assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(results[0][0], reference[0]))
 
 # %% [markdown]
 # How long did the ranks wait? With fewer cores than ranks they take turns, so we can't tell. But ranks that **sleep** really overlap (lab 02). So here the stages sleep, while the messages, the order and the waits are real:
@@ -434,18 +434,18 @@ UNIT = 0.03  # seconds: F, I and W take one, B two; divided by the stages of a r
 
 
 def asleep(schedule):
-    queue, place, mine = WeightQueue(), pp.places(schedule), schedule[dist.get_rank()]
+    queue, place, actions = WeightQueue(), pp.places(schedule), schedule[dist.get_rank()]
     last, costs = max(place), [UNIT * len(schedule) / len(place)] * 3
-    stages = {s: SleepingStage(*costs, queue, s == last) for s in {a.stage for a in mine}}
+    stages = {s: SleepingStage(*costs, queue, s == last) for s in {a.stage for a in actions}}
     executor = PipelineExecutor(stages, last, torch.empty_like, weight_queue=queue)
     x = torch.ones(1, device=device())
     dist.barrier()
-    executor.run(schedule, [(x, x)] * (1 + max(action.micro_batch for action in mine)))
+    executor.run(schedule, [(x, x)] * (1 + max(action.micro_batch for action in actions)))
     return executor.spans
 
 
 def measure(schedule):
-    return [span for of_rank in launch(asleep, schedule, ranks=len(schedule)) for span in of_rank]
+    return [span for spans in launch(asleep, schedule, ranks=len(schedule)) for span in spans]
 
 
 # %%
@@ -498,9 +498,9 @@ interleaved_schedule = check(interleaved_schedule)
 # The same layers, cut into one, two and four stages a rank. The paler boxes are a rank's later stages:
 
 # %%
-drawn = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 / V)
-         for V in (2, 4)}
-plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | drawn)
+timelines = {f"{V} stages a rank": simulate(interleaved_schedule(4, 8, V), 1 / V, 2 / V)
+             for V in (2, 4)}
+plots.several({"1F1B": simulate(one_f_one_b_schedule(4, 8))} | timelines)
 
 # %% [markdown]
 # > **Take away.** With V virtual stages the bubble is **(P - 1) / (V M + P - 1)**: for 8 ranks and 32 micro-batches 5% with V = 4, where it was 18%. The price is more memory, and (VP - 1) / (P - 1) times as many messages of the same size, somewhat more than V.
@@ -546,10 +546,10 @@ zoo = {"1F1B": one_f_one_b_schedule, "yours": zero_bubble_schedule,
 print(f"{'4 ranks, 8 micro-batches':26} bubble  without a flush  held at most")
 for name, make in zoo.items():
     schedule = make(4, 8)
-    each = len(pp.places(schedule)) // 4
-    spans = simulate(schedule, 1 / each, 2 / each, 1 / each, 1 / each)
+    virtual = len(pp.places(schedule)) // 4
+    spans = simulate(schedule, 1 / virtual, 2 / virtual, 1 / virtual, 1 / virtual)
     print(f"{name:25} {bubble_fraction(spans):7.1%} {bubble_fraction(spans, flush=False):16.1%}",
-          f"{max(pp.in_flight_activations(schedule)) / each:13g}")
+          f"{max(pp.in_flight_activations(schedule)) / virtual:13g}")
 
 # %% [markdown]
 # With ZB-H1 each rank waits 3 units instead of 9, a third as long. The price: *every* rank needs the memory of 1F1B's rank 0. Our own W once needed more: the gradients that it made carried a graph, which kept alive all that they came from. Schedule, losses and gradients were right, so only weighing the memory after a run showed it. The last two schedules have their stages in the shape of a **V**:
@@ -599,10 +599,10 @@ from ranklab.pipeline_parallel import GPTStage, gpt_costs
 costs = gpt_costs(GPTConfig(vocab_size=32000, n_ctx=512, n_embd=512, n_layer=14))
 even = [range(4 * stage, 4 * stage + 4) for stage in range(4)]
 for name, split in {"even": even, "balanced": split_stages(costs, 4)}.items():
-    of_stage = [sum(costs[layer] for layer in stage) / costs[1] for stage in split]
-    spans = simulate(one_f_one_b_schedule(4, 16), of_stage, [2 * cost for cost in of_stage])
+    stage_costs = [sum(costs[layer] for layer in stage) / costs[1] for stage in split]
+    spans = simulate(one_f_one_b_schedule(4, 16), stage_costs, [2 * cost for cost in stage_costs])
     print(f"{name:9} layers {[len(stage) for stage in split]}  cost in blocks:",
-          *(f"{cost:.1f}" for cost in of_stage), f"  bubble {bubble_fraction(spans):.1%},",
+          *(f"{cost:.1f}" for cost in stage_costs), f"  bubble {bubble_fraction(spans):.1%},",
           f"time {max(span.end for span in spans):.0f}")
 
 # %% [markdown]
@@ -654,11 +654,11 @@ stale_weights = check(stale_weights)
 
 # %% tags=["nbval-check-output"]
 for stash in (True, False):
-    used = stale_weights(pp.pipedream_schedule(4, 8), stash)
+    versions = stale_weights(pp.pipedream_schedule(4, 8), stash)
     print("with a stash " if stash else "without one  ", *(f" F{m}/B{m}" for m in range(8)))
     for rank in range(4):
-        versions = (f"{used['F', rank, m]}/{used['B', rank, m]}" for m in range(8))
-        print(f"  rank {rank}      ", *(f"{both:>6}" for both in versions))
+        pairs = (f"{versions['F', rank, m]}/{versions['B', rank, m]}" for m in range(8))
+        print(f"  rank {rank}      ", *(f"{pair:>6}" for pair in pairs))
 
 # %% [markdown]
 # With a stash the gradient is right, but for a mix of old weights: rank 0's are up to three updates behind, and the last rank's are new. Without a stash, backward combines new weights with activations from old ones, and the result is the gradient of nothing. How much does it matter on real text, with an update after each micro-batch?
@@ -754,8 +754,8 @@ for name in ("1f1b", "interleaved", "zb-v"):
 # %%
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-theirs = [str(action) for action in get_schedule_ops("Interleaved1F1B", 4, 8, 2)[0] if action]
-print("torch", *theirs[:14])
+actions = [str(action) for action in get_schedule_ops("Interleaved1F1B", 4, 8, 2)[0] if action]
+print("torch", *actions[:14])
 print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 
 # %% [markdown]
@@ -769,8 +769,8 @@ print("yours", *interleaved_schedule(4, 8, 2)[0][:14])
 # %%
 from ranklab.projects import pipeline_parallel as project
 
-mine = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split": split_stages}
-print(project.report(project.run(steps=20, **mine)))
+functions = {"schedule": one_f_one_b_schedule, "executor": PipelineExecutor, "split": split_stages}
+print(project.report(project.run(steps=20, **functions)))
 
 # %% [markdown]
 # The stages cannot be equal, because blocks and the head cannot be cut. So the measured bubble is larger than the formula's, and the simulation with the real costs says by how much. Trust the emulated step, because in the real one the ranks share cores.
@@ -779,8 +779,8 @@ print(project.report(project.run(steps=20, **mine)))
 
 # %%
 change = {"slow_stage": 2}
-few = {"steps": 4, "compare": False}
-print(project.report(project.run(**(mine | few | change))))
+settings = {"steps": 4, "compare": False}
+print(project.report(project.run(**(functions | settings | change))))
 
 # %% [markdown]
 # One slow stage makes *all* ranks wait.
@@ -810,13 +810,13 @@ from ranklab.meter import Traffic
 
 
 class Watched(PipelineExecutor):
-    """Its `most` has the largest number of micro-batches that a rank kept at once."""
+    """Its `peak` has the largest number of micro-batches that a rank kept at once."""
 
-    most = 0
+    peak = 0
 
     def forward(self, action):
         super().forward(action)
-        Watched.most = max(Watched.most, len(self.activations))
+        Watched.peak = max(Watched.peak, len(self.activations))
 
 
 def counted(make):
@@ -827,26 +827,27 @@ def counted(make):
     x, y = tokens.to(device())[:, :-1], tokens.to(device())[:, 1:]
     with Traffic() as traffic:
         parallel.forward_backward(lambda x, y: model(x, y, "sum"), x, y, 2)
-    return traffic.calls["send"], traffic.sent_bytes, Watched.most
+    return traffic.calls["send"], traffic.sent_bytes, Watched.peak
 
 
 # %% tags=["nbval-check-output"]
 makes = {"GPipe": gpipe_schedule, "1F1B": one_f_one_b_schedule,
          "interleaved": functools.partial(interleaved_schedule, virtual=2)}
-piece, tied = 2 * 16 * config.n_embd * 4, 64 * config.n_embd * 4  # bytes
+piece, matrix = 2 * 16 * config.n_embd * 4, 64 * config.n_embd * 4  # bytes
 print(f"{'predicted/counted':18} messages of ranks 0-3  {'bytes of rank 0':>18}   kept on each")
 for name, make in makes.items():
     schedule = make(4, 8)
     sent = [sum(entry.kind in ("SF", "SB") for entry in entries)
             for entries in pp.with_messages(schedule)]
     predicted = list(zip([n + (rank in (0, 3)) for rank, n in enumerate(sent)],
-                         [n * piece + tied * (rank in (0, 3)) for rank, n in enumerate(sent)],
+                         [n * piece + matrix * (rank in (0, 3)) for rank, n in enumerate(sent)],
                          in_flight_activations(schedule)))
-    found = launch(counted, make, ranks=4)
-    assert found == predicted
-    messages, kept = (" ".join(f"{p[i]}/{c[i]}" for p, c in zip(predicted, found)) for i in (0, 2))
-    sent_bytes = f"{predicted[0][1]:,}/{found[0][1]:,}"
-    print(f"{name:18} {messages:23} {sent_bytes:>17}   {kept}")
+    counts = launch(counted, make, ranks=4)
+    assert counts == predicted
+    messages, peaks = (" ".join(f"{p[i]}/{c[i]}" for p, c in zip(predicted, counts))
+                       for i in (0, 2))
+    sent_bytes = f"{predicted[0][1]:,}/{counts[0][1]:,}"
+    print(f"{name:18} {messages:23} {sent_bytes:>17}   {peaks}")
 
 # %% [markdown]
 # ## 8. Bug of the lab
@@ -902,9 +903,9 @@ def staged_gpt(steps=20, lr=0.01, seed=0, group=None):
 # **Look.** Compare the stages' weights with one rank's, after 0 steps and after 1.
 
 # %%
-stages, [alone] = launch(staged_gpt, 1, ranks=4), launch(staged_gpt, 1, ranks=1)
+stages, [reference] = launch(staged_gpt, 1, ranks=4), launch(staged_gpt, 1, ranks=1)
 for name, weight in {n: w for stage in stages for n, w in stage["weights"].items()}.items():
-    right = alone["weights"].get(name, alone["weights"]["token.weight"])
+    right = reference["weights"].get(name, reference["weights"]["token.weight"])
     if not torch.allclose(weight, right, atol=1e-6):
         print(f"{name} is up to {(weight - right).abs().max():.2g} off one rank's")
 

@@ -65,13 +65,13 @@ print(f"whole {whole:.4f}, of two parts {weight * a + (1 - weight) * b:.4f}")
 # %% tags=["nbval-check-output"]
 def two_ranks():
     rank = dist.get_rank()
-    mine = [x[4 * rank : 4 * rank + 4].to(device()) for x in (scores, v)]
-    theirs = [torch.empty_like(x) for x in mine]
-    for x, into in zip(mine, theirs):
-        ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, into, 1 - rank)]
+    part = [x[4 * rank : 4 * rank + 4].to(device()) for x in (scores, v)]
+    peer_part = [torch.empty_like(x) for x in part]
+    for x, buffer in zip(part, peer_part):
+        ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, buffer, 1 - rank)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
-    (a, lse_a), (b, lse_b) = [(s.softmax(0) @ u, s.logsumexp(0)) for s, u in (mine, theirs)]
+    (a, lse_a), (b, lse_b) = [(s.softmax(0) @ u, s.logsumexp(0)) for s, u in (part, peer_part)]
     weight = torch.sigmoid(lse_a - lse_b)
     return f"{weight * a + (1 - weight) * b:.4f}"
 
@@ -228,7 +228,7 @@ ring_attention_backward = check(ring_attention_backward)
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
-def yours(q, k, v, visible, group=None):
+def attention(q, k, v, visible, group=None):
     return cp.context_attention(q, k, v, visible, group, ring_attention, ring_attention_backward)
 
 
@@ -238,9 +238,9 @@ def work(plan, tokens=64):
     q, k, v = (torch.randn(1, heads, tokens // R, 8, device=device(), requires_grad=True)
                for heads in (4, 2, 2))
     visible = cp.causal_blocks(plan(tokens, R), rank)
-    with FlopCounterMode(display=False) as counted:
-        yours(q, k, v, visible).sum().backward()
-    return counted.get_total_flops()
+    with FlopCounterMode(display=False) as flops:
+        attention(q, k, v, visible).sum().backward()
+    return flops.get_total_flops()
 
 
 # %% tags=["nbval-check-output"]
@@ -291,12 +291,12 @@ def loss_of(tells_positions=True):
     model, R, rank = GPT(config).to(device()), dist.get_world_size(), dist.get_rank()
     for p in model.parameters():
         p.detach().mul_(5)  # fresh weights are so small that attention hardly matters
-    mine = zigzag_shard(64, R)[rank]
+    positions = zigzag_shard(64, R)[rank]
     visible = cp.causal_blocks(zigzag_shard(64, R), rank)
     for block in model.blocks.values():
-        block.attention.attend = lambda q, k, v: yours(q, k, v, visible)
-    x, y = (t[:, mine].to(device()) for t in (tokens[:, :-1], tokens[:, 1:]))
-    share = model(x, y, "sum", positions=mine.to(device()) if tells_positions else None)
+        block.attention.attend = lambda q, k, v: attention(q, k, v, visible)
+    x, y = (t[:, positions].to(device()) for t in (tokens[:, :-1], tokens[:, 1:]))
+    share = model(x, y, "sum", positions=positions.to(device()) if tells_positions else None)
     dist.all_reduce(share := share.detach() / tokens[:, 1:].numel())
     return round(share.item(), 3)
 
@@ -474,8 +474,8 @@ ways = {"all at once": all_at_once, "checkpointed tiles": checkpointed_tiles,
         "yours": tiled_logits_loss, "DeepSpeed": deepspeed_tiled_loss}
 print("                      loss   |dhidden|  |dweight|   peak MB  products")
 for name, way in ways.items():
-    loss, of_hidden, of_weight, peak, products = loss_costs(way)
-    print(f"{name:18} {loss:7.3f} {of_hidden:11.4f} {of_weight:10.4f} {peak / 1e6:9.1f} "
+    loss, hidden_norm, weight_norm, peak, products = loss_costs(way)
+    print(f"{name:18} {loss:7.3f} {hidden_norm:11.4f} {weight_norm:10.4f} {peak / 1e6:9.1f} "
           f"{products:9.1f}")
 
 # %% [markdown]
@@ -483,8 +483,8 @@ for name, way in ways.items():
 
 # %% tags=["nbval-check-output"]
 for name, way in ways.items():
-    _, of_hidden, of_weight, *_ = loss_costs(way, factor=1 / 4)
-    print(f"{name:18} |dhidden| {of_hidden:.4f}, |dweight| {of_weight:.4f}")
+    _, hidden_norm, weight_norm, *_ = loss_costs(way, factor=1 / 4)
+    print(f"{name:18} |dhidden| {hidden_norm:.4f}, |dweight| {weight_norm:.4f}")
 
 # %% [markdown]
 # DeepSpeed (0.19.8) adds to the weight's `.grad` in forward, as if nothing came after the loss. Its backward multiplies the gradient of hidden alone. So every division of the loss, also by the number of targets, belongs in the function that it calls for each tile. The loss itself does not show such a mistake, and other fused losses have made it (fla-org/flash-linear-attention#963, linkedin/Liger-Kernel#1298).
@@ -521,8 +521,9 @@ def mlp_costs(way, tokens=1024, tile=64):
 # %% tags=["nbval-check-output"]
 for name, way in {"all at once": lambda mlp, x, tile: mlp(x), "checkpointed": tiled_mlp,
                   "DeepSpeed": deepspeed_tiled_mlp}.items():
-    of_x, of_up, peak = mlp_costs(way)
-    print(f"{name:12} |dx| {of_x:.6f}, |dup| {of_up:.6f}, peak {peak / 1e6:.1f} MB of activations")
+    x_norm, up_norm, peak = mlp_costs(way)
+    print(f"{name:12} |dx| {x_norm:.6f}, |dup| {up_norm:.6f}, "
+          f"peak {peak / 1e6:.1f} MB of activations")
 
 # %% [markdown]
 # ## 5. The real thing
@@ -551,8 +552,8 @@ def side_by_side():
 
 
 # %% tags=["nbval-check-output"]
-found = launch(lambda: [*side_by_side()], ranks=4)[0]
-for name, line in zip(("yours", "DeepSpeed"), found):
+lines = launch(lambda: [*side_by_side()], ranks=4)[0]
+for name, line in zip(("yours", "DeepSpeed"), lines):
     print(f"{name:10}", line)
 
 # %% [markdown]
@@ -570,10 +571,10 @@ def llama_losses(ids):
     torch.manual_seed(0)
     model, (x, y) = LlamaForCausalLM(shape).to(device()), (ids[:, :-1], ids[:, 1:])
     whole = F.cross_entropy(model(x, use_cache=False).logits.flatten(0, 1), y.flatten())
-    shards = cp.TokenShard(dist.group.WORLD, attention=yours)
+    shards = cp.TokenShard(dist.group.WORLD, attention=attention)
     logits = context_llama(model, shards)(x)
-    mine = y[:, shards.positions]
-    share = F.cross_entropy(logits.flatten(0, 1), mine.flatten(), reduction="sum") / y.numel()
+    targets = y[:, shards.positions]
+    share = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / y.numel()
     dist.all_reduce(share := share.detach())
     return f"one process {whole.item():.3f}, ring {share.item():.3f}"
 
@@ -594,12 +595,12 @@ if importlib.util.find_spec("transformers"):
 # %%
 from ranklab.projects import context_parallel as project
 
-mine = {"attention": yours, "shard": zigzag_shard, "trade": ulysses_attention}
-found = project.run(**mine)
-print(project.report(found))
+functions = {"attention": attention, "shard": zigzag_shard, "trade": ulysses_attention}
+outcome = project.run(**functions)
+print(project.report(outcome))
 
 # %%
-plots.by_position(found.by_position)
+plots.by_position(outcome.by_position)
 
 # %% [markdown]
 # In the first part of a sequence both models have the same number of earlier tokens to look at, so the gap there is not due to the context. Only its growth in later parts is. (Our first report called the gap in the last part, 0.081 nats, the worth of a long context. In the first part it was 0.082.) Here it grows little: the model is small, and 80 steps are few.
@@ -608,7 +609,7 @@ plots.by_position(found.by_position)
 
 # %%
 change = {"method": "ulysses"}
-print(project.report(project.run(**(mine | {"steps": 2, "compare": False} | change))))
+print(project.report(project.run(**(functions | {"steps": 2, "compare": False} | change))))
 
 # %% [markdown]
 # ## 7. Measure
@@ -623,7 +624,7 @@ def counted(method, tokens=64, H=8, KV=8, D=8):
     visible = cp.causal_blocks(zigzag_shard(tokens, R), rank)
     with Traffic() as traffic:
         if method == "ring":
-            yours(q, k, v, visible).sum().backward()
+            attention(q, k, v, visible).sum().backward()
         else:
             ulysses_attention(q, k, v, sdpa).sum().backward()
     return traffic.sent_bytes

@@ -34,9 +34,9 @@ begin("11_expert_parallel")
 # %%
 from ranklab.plots import expert_parallel as plots
 
-wanted = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
-wanted[:, 2] += 1.5  # one expert is liked more than the others
-picture = wanted.topk(2).indices
+logits = torch.randn(16, 8, generator=torch.Generator().manual_seed(5))
+logits[:, 2] += 1.5  # one expert is liked more than the others
+picture = logits.topk(2).indices
 plots.layer(picture.tolist(), ranks=4, n_experts=8)
 
 # %% [markdown]
@@ -141,11 +141,11 @@ capacity = check(capacity)
 
 # %% tags=["nbval-check-output"]
 logits = torch.randn(8, 256, 8, generator=torch.Generator().manual_seed(0))
-for liked in (0.0, 1.0, 2.0):
-    chosen, _ = top_k_route(logits + liked * F.one_hot(torch.tensor(0), 8), 2)
-    lost = [(capacity(chosen, 8, factor) < 0).float().mean() for factor in (1.0, 1.25, 2.0)]
-    print(f"logit + {liked:.0f}: expert 0 gets {(chosen == 0).float().mean():.0%} of all choices; "
-          "dropped at factor 1, 1.25, 2: " + ", ".join(f"{part:.0%}" for part in lost))
+for bonus in (0.0, 1.0, 2.0):
+    chosen, _ = top_k_route(logits + bonus * F.one_hot(torch.tensor(0), 8), 2)
+    shares = [(capacity(chosen, 8, factor) < 0).float().mean() for factor in (1.0, 1.25, 2.0)]
+    print(f"logit + {bonus:.0f}: expert 0 gets {(chosen == 0).float().mean():.0%} of all choices; "
+          "dropped at factor 1, 1.25, 2: " + ", ".join(f"{share:.0%}" for share in shares))
 
 # %% [markdown]
 # Today many models are *dropless*: an expert takes whatever comes, and ranks ask each other for the sizes. The next exercise handles both cases, because a dropped choice is just -1.
@@ -172,9 +172,9 @@ def six_tokens():
             f"has {letters(rows)}  order {sent.order.tolist()}  to {sent.to}  came {sent.came}")
 
 
-for when, of_ranks in zip(("before", "after"), zip(*launch(six_tokens, ranks=3))):
-    for rank, words in enumerate(of_ranks):
-        print(f"{when:6} rank {rank} {words}")
+for moment, lines in zip(("before", "after"), zip(*launch(six_tokens, ranks=3))):
+    for rank, line in enumerate(lines):
+        print(f"{moment:6} rank {rank} {line}")
 
 # %% [markdown]
 # Follow rank 0. Its token a chose expert 2, and b chose expert 0, so it sends b first: `order` is [1, 0]. One row goes to rank 0 (itself), none to rank 1, one to rank 2: `to`. It then has expert 0's tokens b, d, e, one from each rank: `came`. Expert 1 got one token, so loads are uneven.
@@ -434,9 +434,9 @@ dispatch_once = check(dispatch_once)
 
 # %%
 nodes = (2, 4, 8, 16, 32, 64)
-once, each = zip(*(ep.even_crossings(8, 256, M) for M in nodes))
-plots.crossings(nodes, {"once for each expert": each, "once to each node": once,
-                        "at most 4 nodes": [min(4, crossed) for crossed in once]})
+per_node, per_expert = zip(*(ep.even_crossings(8, 256, M) for M in nodes))
+plots.crossings(nodes, {"once for each expert": per_expert, "once to each node": per_node,
+                        "at most 4 nodes": [min(4, crossings) for crossings in per_node]})
 
 # %% [markdown]
 # Compare the lines at 8 nodes: there, once to each node saves only a third of the crossings, and with the limit 43% are saved. On the way back the same is done in reverse: DeepEP adds up a token's outputs inside the node, and the sum crosses once. Your backward already does that with the gradients.
@@ -478,13 +478,13 @@ def rounding_errors(size):
     x = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0)).to(device())
     x[:, ::512] *= size
     row = x.abs().amax(1, keepdim=True)
-    rounded = {"MXFP8": mxfp8_all_to_all(x, [64], [64]),
+    results = {"MXFP8": mxfp8_all_to_all(x, [64], [64]),
                "float8, a scale a row": (x * 448 / row).to(torch.float8_e4m3fn).float() * row / 448,
                "int8, a scale a row": (x * 127 / row).round() * row / 127,
                "bfloat16": x.bfloat16().float()}
-    others = torch.arange(4096, device=x.device) % 512 > 0
-    return {name: ((y - x)[:, others].norm() / x[:, others].norm()).item()
-            for name, y in rounded.items()}
+    inliers = torch.arange(4096, device=x.device) % 512 > 0
+    return {name: ((y - x)[:, inliers].norm() / x[:, inliers].norm()).item()
+            for name, y in results.items()}
 
 
 sizes = [10**power for power in range(7)]
@@ -561,12 +561,12 @@ def side_by_side():
     layer = ep.MoE(ep.MoEConfig(n_embd=16, n_expert=8, balance="none")).to(device())
     for p in layer.parameters():
         torch.nn.init.normal_(p, std=0.4)
-    theirs = deepspeed_moe(layer, 2)
+    peer = deepspeed_moe(layer, 2)
     vars(layer).update(parts)
     ep.spread_experts(layer, dist.group.WORLD)
     torch.manual_seed(dist.get_rank())
     x = torch.randn(2, 8, 16).to(device())
-    for module in (layer, lambda x: theirs(x)[0]):
+    for module in (layer, lambda x: peer(x)[0]):
         y = x.clone().requires_grad_()
         with Traffic() as traffic:
             out = module(y)
@@ -576,8 +576,8 @@ def side_by_side():
 
 
 # %% tags=["nbval-check-output"]
-found = launch(lambda: [*side_by_side()], ranks=4)[0]
-for name, line in zip(("yours", "DeepSpeed"), found):
+lines = launch(lambda: [*side_by_side()], ranks=4)[0]
+for name, line in zip(("yours", "DeepSpeed"), lines):
     print(f"{name:10}", line)
 
 # %% [markdown]
@@ -597,8 +597,8 @@ def mixtral():
     model, ids = MixtralForCausalLM(shape).to(device()), torch.randint(64, (4, 12)).to(device())
     whole = model(ids, use_cache=False).logits.detach()
     spread_transformers(model, dispatch=dispatch_tokens, combine=combine_tokens)
-    mine = ids[dist.get_rank() :: 4]
-    logits = model(mine, use_cache=False).logits.detach()
+    batch = ids[dist.get_rank() :: 4]
+    logits = model(batch, use_cache=False).logits.detach()
     return (f"one process {whole[dist.get_rank() :: 4].norm():.4f}, "
             f"a rank with 2 of 8 experts {logits.norm():.4f}")
 
@@ -617,19 +617,19 @@ if importlib.util.find_spec("transformers"):
 # %%
 from ranklab.projects import expert_parallel as project
 
-mine = parts | {"balance_loss": load_balance_loss, "average": expert_gradients}
-found = project.run(**mine)
-print(project.report(found))
+functions = parts | {"balance_loss": load_balance_loss, "average": expert_gradients}
+outcome = project.run(**functions)
+print(project.report(outcome))
 
 # %% [markdown]
 # Now without balancing, and without the dense model:
 
 # %%
-alone = project.run(**mine, balance="none", compare=False)
-print(project.report(alone))
+baseline = project.run(**functions, balance="none", compare=False)
+print(project.report(baseline))
 
 # %%
-plots.loads({"with the loss": found.loads, "without": alone.loads})
+plots.loads({"with the loss": outcome.loads, "without": baseline.loads})
 
 # %% [markdown]
 # A load of 8 is the most that is possible: then the expert is among the two of *every* token. You might expect balance to help, but this small model reads a little better without it, because even loads are bought for speed, and cost something. If each expert were alone on a rank, all ranks would wait for one with eight times the mean to compute. With four experts on a rank it is two to four times. Both runs *begin* like that. The MoE guide of Megatron Core 0.9 to 0.15 warns that a dropless model may run out of memory in its first 100 to 300 steps.
@@ -638,7 +638,7 @@ plots.loads({"with the loss": found.loads, "without": alone.loads})
 
 # %%
 for change in ({}, {"ep": 2}):
-    print(project.report(project.run(**(mine | {"steps": 10, "compare": False} | change))))
+    print(project.report(project.run(**(functions | {"steps": 10, "compare": False} | change))))
     print()
 
 # %% [markdown]
@@ -647,11 +647,11 @@ for change in ({}, {"ep": 2}):
 # How many bytes of rows does each rank send for a layer, forward and backward, if one expert is popular? `moe_traffic` predicts it from the counts:
 
 # %%
-def counted(liked, N=64, C=16, E=8):
+def counted(bonus, N=64, C=16, E=8):
     torch.manual_seed(dist.get_rank())
     x = torch.randn(N, C).to(device()).requires_grad_()
     scores = torch.randn(N, E).to(device())
-    scores[:, 2] += liked
+    scores[:, 2] += bonus
     chosen, weights = top_k_route(scores, 2)
     with Traffic() as traffic:
         rows, sent = dispatch_tokens(x, chosen, E)
@@ -661,10 +661,11 @@ def counted(liked, N=64, C=16, E=8):
 
 
 # %% tags=["nbval-check-output"]
-for liked in (0.0, 3.0):
-    seen = launch(counted, liked, ranks=4)
-    said = moe_traffic(torch.stack([counts for counts, _ in seen]), 4 * 16).sum(1).tolist()
-    print(f"liked by {liked:.0f}: said {said}, counted {[nbytes for _, nbytes in seen]}")
+for bonus in (0.0, 3.0):
+    results = launch(counted, bonus, ranks=4)
+    predictions = moe_traffic(torch.stack([counts for counts, _ in results]), 4 * 16).sum(1)
+    print(f"liked by {bonus:.0f}: said {predictions.tolist()}, "
+          f"counted {[nbytes for _, nbytes in results]}")
 
 # %% [markdown]
 # The rank with the popular expert also sends the most, because all rows that came must go back.

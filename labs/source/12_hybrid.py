@@ -94,14 +94,14 @@ def place_of(rank):
 
 def three_sums():
     rank, sums = dist.get_rank(), []
-    for axis, apart in enumerate((4, 2, 1)):  # between neighbours along the axis
+    for axis, stride in enumerate((4, 2, 1)):  # between neighbours along the axis
         for first in range(8):
             if place_of(first)[axis] == 0:
-                group = dist.new_group([first, first + apart])  # all ranks make all groups
-                if rank in (first, first + apart):
-                    mine = group
+                group = dist.new_group([first, first + stride])  # all ranks make all groups
+                if rank in (first, first + stride):
+                    own_group = group
         x = torch.tensor(rank, device=device())
-        dist.all_reduce(x, group=mine)
+        dist.all_reduce(x, group=own_group)
         sums.append(x.item())
     return sums
 
@@ -157,8 +157,8 @@ build_mesh = check(build_mesh)
 mesh = launch(build_mesh, {"pipeline": 2, "data": 2, "tensor": 2}, ranks=8)[0]
 print(mesh)
 for order in ("pipeline data tensor", "data pipeline tensor", "tensor data pipeline"):
-    of_64 = Mesh({axis: {"pipeline": 4, "data": 2, "tensor": 8}[axis] for axis in order.split()})
-    print(f"{order:22} inside a node of 8: {', '.join(of_64.axes_inside(8))}")
+    mesh_64 = Mesh({axis: {"pipeline": 4, "data": 2, "tensor": 8}[axis] for axis in order.split()})
+    print(f"{order:22} inside a node of 8: {', '.join(mesh_64.axes_inside(8))}")
 
 # %% [markdown]
 # With tensor outermost, every tensor message crosses nodes. That leaves pipeline or data for the outermost place. Pipeline messages are small; data messages are large, but rare, and they can hide behind backward. Both choices are in use: Megatron-LM puts pipeline outermost, and Llama 3 puts data there.
@@ -230,34 +230,34 @@ settings = TrainConfig(steps=4, batch=16, micro_batch=2, log_every=1, warmup=2, 
                        eval_batch=32)
 
 
-def new_trainer(layout, apply_by=parallelize, settings=settings, **own):
+def new_trainer(layout, apply_by=parallelize, settings=settings, **options):
     torch.manual_seed(0)
     with torch.device("meta" if layout else "cpu"):
         model = GPT(config)
-    parallel = layout and Hybrid(layout.new_mesh(build_mesh), layout, apply_by, **own)
+    parallel = layout and Hybrid(layout.new_mesh(build_mesh), layout, apply_by, **options)
     return TextTrainer(model, text, settings, device(), progress=False, parallel=parallel)
 
 
 # %%
 def train(*layouts):
     """For each layout: the losses of all steps, the held-out one, and the parameters here."""
-    found = []
+    results = []
     for layout in layouts:
         trainer = new_trainer(layout)
         history = trainer.fit()
-        here = sum(p.numel() for p in trainer.model.parameters())
-        found.append(([*history.loss, *history.held_out.values()], here))
-    return found
+        size = sum(p.numel() for p in trainer.model.parameters())
+        results.append(([*history.loss, *history.held_out.values()], size))
+    return results
 
 
 # %%
 ways = ("2x2x2", "2x2x2,sp,zero,recompute")
-found = [*launch(train, None, ranks=1)[0], *launch(train, *map(parse_layout, ways), ranks=8)[0]]
-one = found[0][0]
+results = [*launch(train, None, ranks=1)[0], *launch(train, *map(parse_layout, ways), ranks=8)[0]]
+reference = results[0][0]
 print(f"{'':24} loss of four steps         held-out  parameters on rank 0")
-for name, (losses, here) in zip(("one process", *ways), found):
-    print(f"{name:24}", *(f"{loss:.4f}" for loss in losses[:4]), f"{losses[4]:9.4f} {here:12,}")
-    assert all(abs(a - b) < 1e-4 for a, b in zip(losses, one))
+for name, (losses, size) in zip(("one process", *ways), results):
+    print(f"{name:24}", *(f"{loss:.4f}" for loss in losses[:4]), f"{losses[4]:9.4f} {size:12,}")
+    assert all(abs(a - b) < 1e-4 for a, b in zip(losses, reference))
 
 # %% [markdown]
 # What does a wrong order cost? Try two of them. Both make one call too early, before your function runs. *Memory before*: each rank makes the whole model and then drops most of it. *Data before*: the buckets hold on to whole matrices. Their gradients travel in each step although nothing uses these matrices any more, and the gradients of the parts that replaced them are never averaged.
@@ -265,14 +265,14 @@ for name, (losses, here) in zip(("one process", *ways), found):
 # %%
 def memory_before(model, hybrid):
     hybrid.materialize(model)
-    hybrid.most = sum(p.numel() for p in model.parameters())  # numbers that have memory
+    hybrid.peak = sum(p.numel() for p in model.parameters())  # numbers that have memory
     return parallelize(model, hybrid)
 
 
 def data_before(model, hybrid):
     hybrid.pipeline.keep_stages(model)
     hybrid.materialize(model)
-    hybrid.most = sum(p.numel() for p in model.parameters())
+    hybrid.peak = sum(p.numel() for p in model.parameters())
     hybrid.data.apply(model)
     hybrid.pipeline.keep_stages = hybrid.data.apply = lambda model: model  # not a second time
     return parallelize(model, hybrid)
@@ -284,22 +284,22 @@ from ranklab.meter import Traffic
 
 def tried():
     """[(losses, numbers that had memory, bytes sent along data in a step)] of each order."""
-    found = []
+    results = []
     for order in (parallelize, memory_before, data_before):
         trainer = new_trainer(Layout(2, 2, 2), order)
-        here = sum(p.numel() for p in trainer.model.parameters())
+        size = sum(p.numel() for p in trainer.model.parameters())
         with Traffic() as traffic:
             trainer.step()
         losses = [trainer.parallel.total(trainer.step()).item() for _ in range(3)]
-        sent = traffic.by_axis(trainer.parallel.mesh)["data"]
-        found.append((losses, getattr(trainer.parallel, "most", here), sent))
-    return found
+        nbytes = traffic.by_axis(trainer.parallel.mesh)["data"]
+        results.append((losses, getattr(trainer.parallel, "peak", size), nbytes))
+    return results
 
 
 print(f"{'':15}loss of steps 2 to 4  numbers in memory  sent along data")
-for name, (losses, most, sent) in zip(("yours", "memory before", "data before"),
-                                      launch(tried, ranks=8)[0]):
-    print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{most:17,} {sent:14,} B")
+for name, (losses, peak, nbytes) in zip(("yours", "memory before", "data before"),
+                                        launch(tried, ranks=8)[0]):
+    print(f"{name:14}", *(f"{loss:.4f}" for loss in losses), f"{peak:17,} {nbytes:14,} B")
 
 # %% [markdown]
 # The last order raises no error, although it sends twice the bytes for nothing and the data ranks drift apart.
@@ -354,20 +354,20 @@ def without(copies, other, group=None):
 
 def apart(sync):
     """[loss, largest difference of the copies] of each step."""
-    trainer, found = new_trainer(Layout(pp=2), sync=sync), []
+    trainer, results = new_trainer(Layout(pp=2), sync=sync), []
     for _ in range(4):
         loss = trainer.parallel.total(trainer.step()).item()
-        mine = trainer.parallel.pipeline.copies[0].detach().flatten()
-        first, last = trainer.parallel.pipeline.gather(mine)
-        found.append((loss, (first - last).abs().max().item()))
-    return found
+        weight = trainer.parallel.pipeline.copies[0].detach().flatten()
+        first, last = trainer.parallel.pipeline.gather(weight)
+        results.append((loss, (first - last).abs().max().item()))
+    return results
 
 
 # %%
 for name, sync in {"yours": tied_embedding_sync, "without": without}.items():
-    for what, numbers in zip(("loss", "apart"), zip(*launch(apart, sync, ranks=2)[0])):
-        print(f"{name:8} {what:6}", *(f"{number:.4f}" for number in numbers))
-print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in one[:4]))
+    for label, numbers in zip(("loss", "apart"), zip(*launch(apart, sync, ranks=2)[0])):
+        print(f"{name:8} {label:6}", *(f"{number:.4f}" for number in numbers))
+print(f"{'one process    ':15}", *(f"{loss:.4f}" for loss in reference[:4]))
 
 # %% [markdown]
 # ### 4.4 The gradient norm over the mesh
@@ -405,24 +405,24 @@ mesh_grad_norm = check(mesh_grad_norm)
 # %%
 def norms(*ways):
     """For each layout [the norm by mesh_grad_norm, and as if one rank had each gradient]"""
-    found = []
+    results = []
 
     def both(held):
         norm = mesh_grad_norm(held)
         naive = mesh_grad_norm([(gradient, 1) for gradient, _ in held])
-        found.append([norm.item(), naive.item()])
+        results.append([norm.item(), naive.item()])
         return norm
 
     for words in ways:
         new_trainer(parse_layout(words), norm_of=both).step()
-    return found
+    return results
 
 
 # %%
 ways = ("2x2x2", "2x2x2,zero")
-found = [*launch(norms, "1x1x1", ranks=1)[0], *launch(norms, *ways, ranks=8)[0]]
-for words, (mine, naive) in zip(("1x1x1", *ways), found):
-    print(f"{words:11} yours {mine:.4f}   naive {naive:.4f}, {naive / mine:.3f} times")
+results = [*launch(norms, "1x1x1", ranks=1)[0], *launch(norms, *ways, ranks=8)[0]]
+for words, (norm, naive) in zip(("1x1x1", *ways), results):
+    print(f"{words:11} yours {norm:.4f}   naive {naive:.4f}, {naive / norm:.3f} times")
 
 # %% [markdown]
 # In the second line the factor is larger than the square root of 2, mostly because the tied matrix counts four times: it is on two stages, and each stage has two data ranks. With ZeRO-1 each data rank has its own share of the gradients, so only the norm layers and the tied matrix count twice. The naive norm depends on the layout, so the same `clip` would train differently in another layout.
@@ -436,9 +436,9 @@ for words, (mine, naive) in zip(("1x1x1", *ways), found):
 # Tomorrow you get other GPUs, and the run must go on in another layout. Every rank has saved its own parts, each as a **box** cut out of a whole tensor: a name, an offset (where the box begins), and its numbers. A rank that loads copies from each saved box whatever overlaps its own boxes:
 
 # %%
-saved = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
-wanted = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
-plots.boxes_of({"saved by 4 ranks": saved, "wanted by 3": wanted}, (12, 8),
+old_boxes = [(0, (0, 0), (6, 4)), (1, (0, 4), (6, 4)), (2, (6, 0), (6, 4)), (3, (6, 4), (6, 4))]
+new_boxes = [(rank, (4 * rank, 0), (4, 8)) for rank in range(3)]
+plots.boxes_of({"saved by 4 ranks": old_boxes, "wanted by 3": new_boxes}, (12, 8),
                "Each new box overlaps several old ones")
 
 # %% [markdown]
@@ -509,22 +509,22 @@ def together(ranks):
     """{(name, kind): the whole tensor} from the pieces of all ranks."""
     whole = {}
     for name, kind, shape, offset, tensor in (piece for pieces in ranks for piece in pieces):
-        there = whole.setdefault((name, kind), torch.full(shape, torch.nan))
-        there[tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))] = tensor
+        target = whole.setdefault((name, kind), torch.full(shape, torch.nan))
+        target[tuple(slice(a, a + n) for a, n in zip(offset, tensor.shape))] = tensor
     return whole
 
 
 # %% tags=["nbval-check-output"]
 folder = tempfile.TemporaryDirectory()
-kept = {"2x2x2,zero": launch(save, parse_layout("2x2x2,zero"), folder.name, ranks=8)}
-whole = together(kept["2x2x2,zero"])
+pieces = {"2x2x2,zero": launch(save, parse_layout("2x2x2,zero"), folder.name, ranks=8)}
+whole = together(pieces["2x2x2,zero"])
 print(f"2x2x2,zero   saved {len(whole)} tensors")
 for words in ("1x4x1,sp", "4x1x1,full", "1x1x1"):
     layout = parse_layout(words)
-    kept[words] = launch(load, layout, folder.name, ranks=layout.ranks)
-    again = together(kept[words])
-    same = whole.keys() == again.keys() and all(torch.equal(whole[k], again[k]) for k in whole)
-    print(f"{words:12} loaded {len(again)}, bit-equal: {same}")
+    pieces[words] = launch(load, layout, folder.name, ranks=layout.ranks)
+    tensors = together(pieces[words])
+    same = whole.keys() == tensors.keys() and all(torch.equal(whole[k], tensors[k]) for k in whole)
+    print(f"{words:12} loaded {len(tensors)}, bit-equal: {same}")
 folder.cleanup()
 
 # %% [markdown]
@@ -537,7 +537,7 @@ def boxes(ranks, name, kind):
 
 
 name = "blocks.0.mlp.down.weight"
-plots.boxes_of({words: boxes(kept[words], name, "exp_avg") for words in list(kept)[:3]},
+plots.boxes_of({words: boxes(pieces[words], name, "exp_avg") for words in list(pieces)[:3]},
                whole[name, "exp_avg"].shape,
                f"exp_avg of {name}: one matrix, cut anew for each layout")
 
@@ -606,13 +606,13 @@ job = dataclasses.replace(JOBS["10b"], batch=256)
 a100 = find_node("a100-dgx")
 machines = {"fast": a100, "slow": dataclasses.replace(a100, network=3e9),
             "racks": dataclasses.replace(a100, island=32, far=1e9)}
-for name, each in machines.items():
-    for whose, choose in {"library": library_choice, "yours": choose_layout}.items():
-        layout, size = choose(job, 64, each)
+for name, machine in machines.items():
+    for owner, choose in {"library": library_choice, "yours": choose_layout}.items():
+        layout, size = choose(job, 64, machine)
         plan = plan_of(dataclasses.replace(job, micro_batch=size), layout)
-        step = step_time(model_of(job.config), plan, each)
-        print(f"{name:6} {whose:8}{step.total:6.2f} s   {layout}, micro-batches of {size}")
-    parts = [f"{part} {spent:.2f}" for part, spent in vars(step).items() if spent > 0.01]
+        step = step_time(model_of(job.config), plan, machine)
+        print(f"{name:6} {owner:8}{step.total:6.2f} s   {layout}, micro-batches of {size}")
+    parts = [f"{part} {seconds:.2f}" for part, seconds in vars(step).items() if seconds > 0.01]
     print(" " * 6, *parts)
 
 # %% [markdown]
@@ -686,13 +686,14 @@ def weights_of(layout):
 
 
 def on_meta(ranks):
-    return [[piece._replace(tensor=piece.tensor.to("meta")) for piece in own] for own in ranks]
+    return [[piece._replace(tensor=piece.tensor.to("meta")) for piece in pieces]
+            for pieces in ranks]
 
 
 def refit(way, ranks, held, wanted):
     """This rank's pieces afterwards, what it sent and received, and to whom."""
-    own = ranks[dist.get_rank()]
-    pieces = [piece._replace(tensor=piece.tensor.to(device())) for piece in own]
+    originals = ranks[dist.get_rank()]
+    pieces = [piece._replace(tensor=piece.tensor.to(device())) for piece in originals]
     with Traffic() as traffic:
         way(pieces, held, wanted)
     return ([piece._replace(tensor=piece.tensor.cpu()) for piece in pieces],
@@ -701,16 +702,16 @@ def refit(way, ranks, held, wanted):
 
 # %% tags=["nbval-check-output"]
 trainers = launch(weights_of, parse_layout("2x2x1,full"), ranks=4)
-generators = [[piece._replace(tensor=torch.full_like(piece.tensor, torch.nan)) for piece in own]
-              for own in launch(weights_of, parse_layout("1x2x1"), ranks=2)]
+generators = [[piece._replace(tensor=torch.full_like(piece.tensor, torch.nan)) for piece in pieces]
+              for pieces in launch(weights_of, parse_layout("1x2x1"), ranks=2)]
 held, wanted = on_meta(trainers) + [[], []], [[], [], [], []] + on_meta(generators)
-sent_to, right = {}, together(trainers)
+matrices, right = {}, together(trainers)
 for name, way, formula in (("whole tensors", broadcast_weights, broadcast_bytes),
                            ("shard to shard", transfer_weights, transfer_bytes)):
     results = launch(refit, way, trainers + generators, held, wanted, ranks=6)
-    sent_to[name] = [to for _, _, to in results]
-    again = together([pieces for pieces, _, _ in results[4:]])
-    print(f"{name}: equal to the bit:", all(torch.equal(right[key], again[key]) for key in right))
+    matrices[name] = [row for _, _, row in results]
+    tensors = together([pieces for pieces, _, _ in results[4:]])
+    print(f"{name}: equal to the bit:", all(torch.equal(right[key], tensors[key]) for key in right))
     for rank, (predicted, (_, counted, _)) in enumerate(zip(formula(held, wanted), results)):
         print(f"  rank {rank} predicted to send {predicted[0]:7,} and receive {predicted[1]:7,} "
               f"bytes, counted {counted[0]:7,} and {counted[1]:7,}")
@@ -718,7 +719,7 @@ for name, way, formula in (("whole tensors", broadcast_weights, broadcast_bytes)
 # %%
 from ranklab.plots.collectives import traffic_matrices
 
-traffic_matrices(sent_to)
+traffic_matrices(matrices)
 
 # %% [markdown]
 # Trainers 0 and 2 hold the rows of rank 4's half, trainers 1 and 3 those of rank 5's. The 416 bytes are norm layers: two trainers hold each row of them, and share the sending. Rank 4 now receives half of what it received by broadcast, and the busiest sender sends a quarter.
@@ -768,7 +769,7 @@ def by_torch(words):
 
 
 losses = launch(by_torch, "1x2x2,sp", ranks=4)[0]
-print("one process       ", *(f"{loss:.4f}" for loss in one[:3]))
+print("one process       ", *(f"{loss:.4f}" for loss in reference[:3]))
 print("torch  1x2x2,sp   ", *(f"{loss:.4f}" for loss in losses))
 
 # %%
@@ -790,8 +791,8 @@ print("DeepSpeed  2x1x2,zero ", *(f"{loss:.4f}" for loss in losses))
 from ranklab.peers.megatron import megatron_command
 
 layout, size = choose_layout(job, 64, a100)
-chosen = dataclasses.replace(job, micro_batch=size)
-print(megatron_command(layout, chosen))
+new_job = dataclasses.replace(job, micro_batch=size)
+print(megatron_command(layout, new_job))
 
 # %% [markdown]
 # **Whose memory?** The first line above has two numbers. You chose by the second one, the memory of the course's trainer (`layout_memory`): float32 weights and gradients, and autocast's bf16 copies of the matrices for each micro-batch that waits for its backward. Megatron-LM keeps bf16 weights, and float32 gradients, master weights and moments. That is 18 bytes a parameter, or 6 + 12/d with the distributed optimizer on d data ranks (Megatron Core's guide). The first number is `memory_per_gpu` for `plan_of(job, layout, "megatron")`, and lab 13 compares such numbers with published runs. So your search refused some layouts that would fit in Megatron-LM.
@@ -804,10 +805,10 @@ print(megatron_command(layout, chosen))
 # %%
 from ranklab.projects import hybrid as project
 
-mine = {"build_mesh": build_mesh, "parallelize": parallelize, "mesh_grad_norm": mesh_grad_norm,
-        "tied_embedding_sync": tied_embedding_sync}
+functions = {"build_mesh": build_mesh, "parallelize": parallelize, "mesh_grad_norm": mesh_grad_norm,
+             "tied_embedding_sync": tied_embedding_sync}
 with tempfile.TemporaryDirectory() as folder:
-    run = functools.partial(project.run, checkpoint=folder, steps=12, parts=mine,
+    run = functools.partial(project.run, checkpoint=folder, steps=12, parts=functions,
                             reshard=reshard_checkpoint)
     run(layout=parse_layout("2x2x2,zero"), until=6)
     print(project.report(run(layout=parse_layout("1x2x2,sp"), resume=True)))
@@ -824,11 +825,11 @@ print(project.dry_run_report("10b"))
 # %%
 big, layout = JOBS["100b"], parse_layout("2x8x4,sp,zero,recompute")
 change = {"recompute": False}
-for name, each in {"as it is": layout, "changed": dataclasses.replace(layout, **change)}.items():
-    memory, sent = layout_memory(big, each), layout_traffic(big, each)
-    step = step_time(model_of(big.config), plan_of(big, each), a100)
+for name, variant in {"as it is": layout, "changed": dataclasses.replace(layout, **change)}.items():
+    memory, traffic = layout_memory(big, variant), layout_traffic(big, variant)
+    step = step_time(model_of(big.config), plan_of(big, variant), a100)
     print(f"{name:9} {memory.total / 1e9:6.1f} GB, {step.total:5.1f} s, sent:",
-          ", ".join(f"{axis} {nbytes / 1e9:.1f} GB" for axis, nbytes in sent.items()))
+          ", ".join(f"{axis} {nbytes / 1e9:.1f} GB" for axis, nbytes in traffic.items()))
 
 # %% [markdown]
 # ## 7. Measure
@@ -848,10 +849,10 @@ def counted(words):
 # %% tags=["nbval-check-output"]
 small = Job(config, settings.batch, settings.micro_batch, "fp32")
 words = "2x2x2,sp,zero"
-predicted, found = layout_traffic(small, parse_layout(words)), launch(counted, words, ranks=8)[0]
+predicted, counts = layout_traffic(small, parse_layout(words)), launch(counted, words, ranks=8)[0]
 print(f"{words:15}{'predicted':>12}{'counted':>12}")
 for axis, nbytes in predicted.items():
-    print(f"{axis:15}{nbytes:12,}{found[axis]:12,}")
+    print(f"{axis:15}{nbytes:12,}{counts[axis]:12,}")
 
 # %% [markdown]
 # **One GPT, six layouts, your parts.** Now everything that you have written trains one model. `passed_answers` takes your answers from the cells in which they passed, in this lab and in labs 03, 06, 08 and 09, and checks each of them once more (a quarter of a minute). The library's stand in for those that have not.
@@ -868,7 +869,7 @@ parts = passed_answers(PARTS)
 from ranklab.projects.hybrid import compare
 
 words = ("4x1x1", "4x1x1,zero", "4x1x1,full", "1x4x1", "1x2x2,sp", "1x1x4")
-rows = compare.compare([parse_layout(each) for each in words], progress=False, parts=parts)
+rows = compare.compare([parse_layout(form) for form in words], progress=False, parts=parts)
 plots.compared(rows)
 
 # %%

@@ -125,9 +125,9 @@ h100 = cost_per_token(llama_13b, 2048, dgx, 0.4, price_of("H100-SXM-80GB")[0])
 for cards in ("h100-dgx", "a100-40gb-dgx", "a10-pcie", "l4-pcie"):
     node = find_node(cards)
     price, source = price_of(node.accelerator)
-    each = cost_per_token(llama_13b, 2048, node, 0.4, price)
-    print(f"{cards:14} {price:5.2f} $/h  {1e6 * each:.3f} $ a million tokens at 40%; "
-          f"needs {0.4 * each / h100:4.0%} to match  ({source.split(' on')[0]})")
+    cost = cost_per_token(llama_13b, 2048, node, 0.4, price)
+    print(f"{cards:14} {price:5.2f} $/h  {1e6 * cost:.3f} $ a million tokens at 40%; "
+          f"needs {0.4 * cost / h100:4.0%} to match  ({source.split(' on')[0]})")
 
 # %% [markdown]
 # Before you rent L4s, remember that nothing says they reach 40%. They have 24 GB and no NVLink, so a 13B model needs many of them, and its messages go over PCIe.
@@ -178,8 +178,8 @@ print(project.rough_errors(rough_step_seconds))
 
 # %% tags=["nbval-check-output"]
 def with_gradients(model, plan, machine):
-    sent = 2 * 2 * model.parameters / (plan.tp * plan.pp) / machine.network
-    return rough_step_seconds(model, plan, machine) + sent * (plan.gpus > machine.node)
+    seconds = 2 * 2 * model.parameters / (plan.tp * plan.pp) / machine.network
+    return rough_step_seconds(model, plan, machine) + seconds * (plan.gpus > machine.node)
 
 
 print(project.rough_errors(with_gradients))
@@ -244,10 +244,10 @@ memory_per_gpu = check(memory_per_gpu)
 # Try your function on three runs that must have fit, because they ran: Llama 3 405B on 80 GB (FSDP with tensor and pipeline ranks, as in torchtitan), GLM-130B on 40 GB, and BLOOM-176B on 80 GB.
 
 # %% tags=["nbval-check-output"]
-for name, cards, each in project.TRAINED:
-    found = memory_per_gpu(MODELS[name], each, find_node(cards))
-    parts = {field.name: getattr(found, field.name) / 1e9 for field in fields(found)}
-    print(f"{name:11}{found.total / 1e9:4.0f} of {find_node(cards).memory_bytes / 1e9:.0f} GB: "
+for name, cards, run_plan in project.TRAINED:
+    memory = memory_per_gpu(MODELS[name], run_plan, find_node(cards))
+    parts = {field.name: getattr(memory, field.name) / 1e9 for field in fields(memory)}
+    print(f"{name:11}{memory.total / 1e9:4.0f} of {find_node(cards).memory_bytes / 1e9:.0f} GB: "
           + ", ".join(f"{part} {n:.0f}" for part, n in parts.items() if n >= 1.5))
 
 # %% [markdown]
@@ -305,10 +305,10 @@ plans = {"16 x 4 x 4": plan,
          "4 x 8 x 8": replace(plan, dp=4, tp=8, pp=8, micro_batches=256),
          "256, FSDP, recompute": Plan(dp=256, sequence=8192, micro_batches=4, zero=3,
                                       recompute="full", **usual("torchtitan", dgx))}
-memory = {name: memory_per_gpu(llama, each, dgx).total / 1e9 for name, each in plans.items()}
-seconds = {name: step_time(llama, each, dgx) for name, each in plans.items()}
+memory = {name: memory_per_gpu(llama, plan, dgx).total / 1e9 for name, plan in plans.items()}
+seconds = {name: step_time(llama, plan, dgx) for name, plan in plans.items()}
 fastest = min(seconds, key=lambda name: seconds[name].total)
-plots.steps({f"{name}: {memory[name]:.0f} GB": each for name, each in seconds.items()},
+plots.steps({f"{name}: {memory[name]:.0f} GB": step for name, step in seconds.items()},
             f"The fastest plan takes {memory[fastest]:.0f} GB, and a GPU has "
             f"{dgx.memory_bytes / 1e9:.0f}")
 
@@ -483,13 +483,13 @@ plots.fp8([(matmul_share(pair.bf16.model, pair.bf16.plan, pair.bf16.machine), pa
 
 # %% tags=["nbval-check-output"]
 fsdp = usual("torchtitan", dgx)
-in_bf16 = {
+bf16_plans = {
     "8B, 8 ranks": ("llama-8b", Plan(dp=8, zero=3, sequence=8192, recompute="operators", **fsdp)),
     "70B, 16 x 4 x 4": ("llama-70b", plan),
     "405B, 64 x 8": ("llama-405b", Plan(dp=64, tp=8, zero=3, sequence=8192, micro_batch=2,
                                         recompute="full", sequence_parallel=True, **fsdp))}
-for name, (size, each) in in_bf16.items():
-    change = fp8_change(MODELS[size], each, dgx)
+for name, (size, run_plan) in bf16_plans.items():
+    change = fp8_change(MODELS[size], run_plan, dgx)
     before, after = change.seconds
     print(f"{name:16} {before / after:.2f} times as fast, {before / change.gathers:.2f} if weights "
           f"are gathered in FP8 ({change.gathered[0] / 1e9:.0f} GB of them in bf16); "
@@ -556,8 +556,8 @@ N = int(llama_8b.parameters)
 estimates = {2: stage_1_and_2.estimate_zero2_model_states_mem_needs(N, 8, 4, False)[1],
              3: stage3.estimate_zero3_model_states_mem_needs(N, 0, 8, 4, False)[1]}
 for stage, estimate in estimates.items():
-    said = sum(states(Plan(dp=32, zero=stage), "deepspeed", N, 32))
-    print(f"ZeRO-{stage}: DeepSpeed's estimate {estimate / 1e9:.2f} GB, ours {said / 1e9:.2f} GB")
+    total = sum(states(Plan(dp=32, zero=stage), "deepspeed", N, 32))
+    print(f"ZeRO-{stage}: DeepSpeed's estimate {estimate / 1e9:.2f} GB, ours {total / 1e9:.2f} GB")
 
 # %% [markdown]
 # For ZeRO-3 DeepSpeed counts 18 bytes per parameter: 2 for the weights, and 16 for their float32 copy, its gradient and two moments. Unlike its count for ZeRO-2, this one leaves out the 2-byte gradients; with them it is 20 (`stage3.py` and `stage_1_and_2.py` of DeepSpeed 0.19.8). Read how an estimate is made before you believe it, and that includes ours.
@@ -586,8 +586,8 @@ from ranklab.planner.why import assumptions
 best = search_layouts(llama, dgx, 256, 8192, 1024)[0]
 print(f"{best.plan.tool} {best.plan.words()}: {best.memory.total / 1e9:.1f} GB, "
       f"{best.step.total:.1f} s, {best.step.mfu(llama, best.plan, dgx):.0%} MFU")
-for what, seconds in assumptions(llama, best.plan, dgx):
-    print(f"  {seconds:5.1f} s without {what}")
+for assumption, seconds in assumptions(llama, best.plan, dgx):
+    print(f"  {seconds:5.1f} s without {assumption}")
 
 # %% [markdown]
 # Be careful with 50% MFU: seven of the published runs of Megatron on H100s train a dense model in bf16, and those reach 41 to 48%. *And FP8?* The search plans bf16 alone. `replace(plan, precision="fp8")` tells you the seconds, because the planner knows the measured rate of FP8 products, and that Transformer Engine keeps their inputs in one byte; for the 196 published step times in FP8, MXFP8 or NVFP4 its median error is 7%. (Further is about what to expect.) It knows nothing of casts, of FP8 attention, or of what the precision does to your loss.
@@ -607,15 +607,15 @@ print(project.grade("100b", Plan(dp=2, tp=8, pp=4, micro_batches=512, sequence_p
 # Now plan all six orders with your functions:
 
 # %%
-mine = {"memory": memory_per_gpu, "step": step_time, "cost": cost_per_token,
-        "curve": scaling_curve, "search": search_layouts}
-print(project.run(**mine))
+functions = {"memory": memory_per_gpu, "step": step_time, "cost": cost_per_token,
+             "curve": scaling_curve, "search": search_layouts}
+print(project.run(**functions))
 
 # %% [markdown]
 # **Your turn.** Change one thing in an order. First write down what will happen. Ideas: `far=0.1e9` bytes/s between the sites, `sequence=4096`, `batch=256`, `memory_bytes=40e9`, `network=5e9`.
 
 # %%
-print(project.run(**mine, only="10b", far=0.1e9))
+print(project.run(**functions, only="10b", far=0.1e9))
 
 # %% [markdown]
 # ## 7. Measure

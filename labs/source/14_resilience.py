@@ -305,7 +305,7 @@ for ranks in (8, 7):
     plan = elastic_batch(64, ranks, 4)
     print(f"{ranks} ranks: micro-batches of", [len(p) for p, _ in plan[0]], "on the first,",
           [len(p) for p, _ in plan[-1]], "on the last; weights add up to",
-          sum(weight for mine in plan for _, weight in mine))
+          sum(weight for batches in plan for _, weight in batches))
 
 # %% [markdown]
 # ### 4.6 Which rank is slow
@@ -436,17 +436,17 @@ lives = {"undisturbed": [launch(read, PackedStream, 12, ranks=4)]}
 for name, kind in {"yours": PackedStream, "own count": OwnCount}.items():
     first = launch(read, kind, 8, ranks=4)
     lives[name] = [first, launch(read, kind, 4, first[0][1], ranks=3)]
-for name, of_reader in lives.items():
-    tokens = Counter(token for ranks in of_reader for steps, *_ in ranks for windows in steps
+for name, runs in lives.items():
+    tokens = Counter(token for ranks in runs for steps, *_ in ranks for windows in steps
                      for window in windows for token in window)
     print(f"{name:11} {len(tokens):,} tokens, {sum(n > 1 for n in tokens.values())} of them twice; "
-          f"in its last life rank 0 read {of_reader[-1][0][2]} of {len(lengths)} documents")
+          f"in its last life rank 0 read {runs[-1][0][2]} of {len(lengths)} documents")
 print("the state of yours:", lives["yours"][0][0][1])
 
 # %%
 (steps, *_), = launch(read, resilience.PackedStream, 12, ranks=1)
-plots.windows_taken({name: [[steps for steps, *_ in ranks] for ranks in of_reader]
-                     for name, of_reader in lives.items()},
+plots.windows_taken({name: [[steps for steps, *_ in ranks] for ranks in runs]
+                     for name, runs in lives.items()},
                     [window for windows in steps for window in windows], batch=12)
 
 # %% [markdown]
@@ -656,8 +656,8 @@ counts = {"5% for each node": {}, "5% for all nodes": {}}
 for days in (14, 28, 56, 112):
     log, lemons = make_job_log(days=days)
     for rule, number in zip(counts, (0.05 * 2000, 0.05)):
-        named = {*lemon_nodes(log, number)}
-        counts[rule][days] = len(named & {*lemons}), len(named - {*lemons})
+        names = {*lemon_nodes(log, number)}
+        counts[rule][days] = len(names & {*lemons}), len(names - {*lemons})
 plots.named_nodes(counts)
 
 # %% [markdown]
@@ -715,11 +715,11 @@ plots.policies(scores)
 # %% tags=["nbval-check-output"]
 from ranklab.peers import torch_elastic
 
-found = launch(torch_elastic.async_beside_sync, folder / "dcp", ranks=2)[0]
+result = launch(torch_elastic.async_beside_sync, folder / "dcp", ranks=2)[0]
 for way in ("sync", "async"):
-    print(f"{way:5}", " -> ".join(found[way]))
-print(f"{found['state']:,} bytes of state on each rank; async_save wrote the state at its call:",
-      found["as at the call"])
+    print(f"{way:5}", " -> ".join(result[way]))
+print(f"{result['state']:,} bytes of state on each rank; async_save wrote the state at its call:",
+      result["as at the call"])
 
 # %% [markdown]
 # Training waits only for the copy in memory, not for the disk. So is C of 4.1 just the copy? Almost. There is a price in memory, because there are two copies of the state. And while the thread writes, the steps are slower: the write takes bandwidth of the host's memory and cores of its CPU, and perhaps the network card that also carries the gradients. Measure the step time during a save, and add what is lost to C. We know of no 97% goodput that came from background saves alone.
@@ -729,10 +729,10 @@ print(f"{found['state']:,} bytes of state on each rank; async_save wrote the sta
 # %% tags=["nbval-check-output"]
 runs = {"launch, undisturbed": launch(torch_elastic.train, folder / "usual", ranks=2)[0],
         "torchrun, a rank dies": torch_elastic.elastic_losses(folder / "elastic")}
-for name, found in runs.items():
-    print(f"{name:22} restarts {found['restarts']}, began at step {found['began']}, last loss "
-          f"{found['loss']:.3f}")
-print("bit for bit:", len({found["loss"] for found in runs.values()}) == 1)
+for name, run in runs.items():
+    print(f"{name:22} restarts {run['restarts']}, began at step {run['began']}, last loss "
+          f"{run['loss']:.3f}")
+print("bit for bit:", len({run["loss"] for run in runs.values()}) == 1)
 
 # %% [markdown]
 # torch elastic notices only processes that end. Two packages notice more. They are an extra, for Linux on x86: `python -m pip install -c constraints.txt -e '.[resilience]'`, 20 MB.
@@ -766,8 +766,8 @@ def keep_and_recover():
     if rank == 2:  # what a new process has
         keeper, shard = Neighbour(), [torch.zeros(1000, device=device())]
     step = keeper.recover(shard)
-    mean, sent = shard[0].mean(), traffic.sent_bytes
-    return f"step {step}, {mean:.0f} is there again; keep() sent {sent} bytes"
+    mean, nbytes = shard[0].mean(), traffic.sent_bytes
+    return f"step {step}, {mean:.0f} is there again; keep() sent {nbytes} bytes"
 
 
 print(*launch(keep_and_recover, ranks=4), sep="\n")
@@ -798,8 +798,8 @@ plots.lives(trial.found, trial.config.steps)
 # **Your turn.** Change one thing: `seed`, more faults, `checkpoint_every=8`, or other layouts. First write down which numbers will change.
 
 # %%
-changed = project.trial(faults=2, seed=5, checkpoint_every=8)
-print(project.report([changed], find_straggler, goodput))
+variant = project.trial(faults=2, seed=5, checkpoint_every=8)
+print(project.report([variant], find_straggler, goodput))
 
 # %% [markdown]
 # ## 7. Measure
@@ -885,8 +885,8 @@ def resumed_digits(group=None, steps=12, stops=(8,), batch=120):
 
 # %%
 for stops in ((), (8,)):
-    found = launch(lambda: resumed_digits(stops=stops), ranks=4)
-    print(stops, [round(loss, 2) for loss in found[0]["losses"]])
+    results = launch(lambda: resumed_digits(stops=stops), ranks=4)
+    print(stops, [round(loss, 2) for loss in results[0]["losses"]])
 
 # %% [markdown]
 # **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.
@@ -957,8 +957,8 @@ def split_digits(group=None, steps=12, every=4, stop=8, first=1, batch=120):
 
 # %%
 for first in (1, 4):
-    found = launch(lambda: split_digits(first=first), ranks=4)
-    print(first, [round(loss, 2) for loss in found[0]["losses"]])
+    results = launch(lambda: split_digits(first=first), ranks=4)
+    print(first, [round(loss, 2) for loss in results[0]["losses"]])
 
 # %% [markdown]
 # **Why?** Write one sentence, or name one measurement that would decide it, before you open the list. Then enter the number of the cause, and **fix the program** in its own cell.

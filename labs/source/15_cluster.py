@@ -71,20 +71,20 @@ if dist.get_rank() == 0:
 port = socket.socket()  # held while we need it: the system gives it to nobody, but torch may listen
 port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 port.bind(("127.0.0.1", 0))
-meet_at = "127.0.0.1:%d" % port.getsockname()[1]
+endpoint = "127.0.0.1:%d" % port.getsockname()[1]
 
 # %% tags=["nbval-check-output"]
 def agent(host):
     gpu = str(host) if torch.cuda.device_count() > 1 else ""  # each host has its own
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
-         "--rdzv-backend=c10d", "--rdzv-id=lab15", f"--rdzv-endpoint={meet_at}",
+         "--rdzv-backend=c10d", "--rdzv-id=lab15", f"--rdzv-endpoint={endpoint}",
          "--local-addr=127.0.0.1", program], env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-said, errors = zip(*(each.communicate(timeout=120) for each in [agent(0), agent(1)]))
-print("".join(sorted(said)) or "".join(errors))
+outputs, errors = zip(*(process.communicate(timeout=120) for process in [agent(0), agent(1)]))
+print("".join(sorted(outputs)) or "".join(errors))
 
 # %% [markdown]
 # (The agents meet at torch's TCPStore, which listens on all addresses and has no password. On a cluster, keep its port behind a firewall.)
@@ -204,8 +204,8 @@ for value in ("mlx5_1", "=mlx5_1", "=mlx5_1:1", "^=mlx5_10"):
 # A `Topology` holds what you know about a job's nodes. With *rails*, card i of every node is plugged into switch i, so traffic should stay between cards of the same number. A *traffic class* is a mark on packets, so that switches can give RoCE a queue of its own:
 
 # %%
-for given in (Interface, Hca, Node, Topology):
-    print(inspect.getsource(given))
+for cls in (Interface, Hca, Node, Topology):
+    print(inspect.getsource(cls))
 
 
 # %%
@@ -249,7 +249,7 @@ roce = tuple(Hca(f"mlx5_{i}", 400, "Ethernet") for i in range(8))
 clusters = {"InfiniBand": (compute + storage,) * 2, "RoCE": (roce,) * 2, "Ethernet": ((),) * 2,
             "a driver is missing": (compute + storage, ())}
 for name, hcas in clusters.items():
-    nodes = tuple(Node(f"node{i}", ethernet, each) for i, each in enumerate(hcas))
+    nodes = tuple(Node(f"node{i}", ethernet, node_hcas) for i, node_hcas in enumerate(hcas))
     topology = Topology(nodes, fabric="rails")
     environment = nccl_environment(topology)
     print(f"{name}: {node_bandwidth(topology, environment) / 1e9:.1f} GB/s leave a node")
@@ -303,8 +303,8 @@ print(re.findall(TREE, "Trees [0] 1/3/-1->2->0 [1] -1/-1/-1->2->1"))
 # `nccl_lines` takes NCCL's lines out of the text. You return a `NcclLog`:
 
 # %%
-for given in (Line, NcclLog):
-    print(inspect.getsource(given))
+for cls in (Line, NcclLog):
+    print(inspect.getsource(cls))
 
 
 # %%
@@ -343,10 +343,10 @@ log = read_nccl_log(read_log("two_nodes"))
 cluster_links.rings(log)
 
 # %% tags=["nbval-check-output"]
-on_rings = [(channel, a, b) for channel, ring in log.rings.items()
-            for a, b in zip(ring, ring[1:] + ring[:1])]
-print(Counter(log.links[link].split("/")[0] for link in on_rings))
-print(sorted({log.links[link] for link in on_rings}))
+ring_links = [(channel, a, b) for channel, ring in log.rings.items()
+              for a, b in zip(ring, ring[1:] + ring[:1])]
+print(Counter(log.links[link].split("/")[0] for link in ring_links))
+print(sorted({log.links[link] for link in ring_links}))
 
 # %% [markdown]
 # And three runs that failed. Which rank would you look at?
@@ -431,8 +431,9 @@ story = trained((0, [(4, 0.0), (15, 0.4), (18, 0.0), (30, 0.4), (60, 0.2)]))
 if promql.missing():
     print(promql.missing())
 else:
-    fired = alerts(mfu_alert_rule(0.3, 10), story, range(0, 3601, 15))
-    print(f"silent for {fired[0][0] / 60:.0f} minutes; then an alert for run {fired[0][1]['run']}")
+    firings = alerts(mfu_alert_rule(0.3, 10), story, range(0, 3601, 15))
+    print(f"silent for {firings[0][0] / 60:.0f} minutes; then an alert for run "
+          f"{firings[0][1]['run']}")
 
 # %% [markdown]
 # ### 4.5 An alert on stragglers
@@ -548,10 +549,10 @@ for kind in ("TrainJob", "JobSet"):
     manifest = train_job_manifest(job, kind)
     print(f"{kind}: {len(json.dumps(manifest))} bytes of JSON;", invalid(manifest) or "valid")
 
-spoilt = train_job_manifest(job)
-spoilt["spec"]["trainer"]["nprocPerNode"] = spoilt["spec"]["trainer"].pop("numProcPerNode")
-spoilt["spec"]["trainer"]["numNodes"] = "4"
-print(*invalid(spoilt), sep="\n")
+manifest = train_job_manifest(job)
+manifest["spec"]["trainer"]["nprocPerNode"] = manifest["spec"]["trainer"].pop("numProcPerNode")
+manifest["spec"]["trainer"]["numNodes"] = "4"
+print(*invalid(manifest), sep="\n")
 
 # %% [markdown]
 # `kubectl apply -f` takes a manifest as JSON. We had no cluster, so both are validated, not run. A TrainJob sets neither the number of restarts nor a pod's grace period. Both belong to the runtime, and the published `torch-distributed` leaves them at their defaults: none, and 30 s. A container's `/dev/shm` has 64 MB by default. NCCL and data loaders need more: mount an `emptyDir` with `medium: Memory` there. And when its activeDeadlineSeconds are over, a TrainJob or JobSet has failed, and nothing requeues it.
@@ -580,8 +581,8 @@ for system in SYSTEMS:
 # What a job asks for, and what the plan says:
 
 # %%
-for given in (FileSystem, Load, StoragePlan):
-    print(inspect.getsource(given))
+for cls in (FileSystem, Load, StoragePlan):
+    print(inspect.getsource(cls))
 
 
 # %%
@@ -882,7 +883,7 @@ def leaving(way, placement):
     x, rank = torch.ones(250_000, device=device()), dist.get_rank()
     with Traffic() as traffic:
         ring_all_reduce(x) if way == "flat" else hierarchical_all_reduce(x, inside, across)
-    return host(rank), sum(n for to, n in traffic.bytes_to.items() if host(to) != host(rank))
+    return host(rank), sum(n for peer, n in traffic.bytes_to.items() if host(peer) != host(rank))
 
 
 for way, placement, formula in (("flat", "block", 2 * 3 / 4), ("flat", "cyclic", 2 * 2 * 3 / 4),

@@ -760,8 +760,8 @@ check(clinic_flight_rank=...)
 # %% tags=["nbval-check-output"]
 with tempfile.TemporaryDirectory() as folder:
     flight.write_as_nccl(dumps, groups, Path(folder))
-    for group, number, missing in flight.torchs_verdict(folder):
-        print(f"call {number} of ranks {groups[group]}: missing {missing}")
+    for group, number, missing_ranks in flight.torchs_verdict(folder):
+        print(f"call {number} of ranks {groups[group]}: missing {missing_ranks}")
 
 # %% [markdown]
 # Two ranks are called missing. But one of them waits itself, in another group: follow the waits until you reach a rank that waits for nobody. Then read the stack of its process (`py-spy dump`), because the recorder knows only that no call came.
@@ -806,10 +806,10 @@ from ranklab.projects import clinic as project
 
 # The library's detector stands in for one whose cells you have not run.
 detectors = "first_difference", "circle_of_waits", "own_limit", "steps_behind"
-mine = {name: globals()[name] for name in detectors if name in globals()}
-chosen = ["train_with_owners", "train_on_a_grid", "flat_model", "gathered_model"]
-visits = [project.visit(CASE[name], form, **mine)
-          for name in chosen for form in ("variant", "mended")]
+functions = {name: globals()[name] for name in detectors if name in globals()}
+names = ["train_with_owners", "train_on_a_grid", "flat_model", "gathered_model"]
+visits = [project.visit(CASE[name], form, **functions)
+          for name in names for form in ("variant", "mended")]
 print(project.report(visits))
 
 # %% [markdown]

@@ -16,17 +16,17 @@ def watched(before):
 
     It has the arguments of the call.
     """
-    kept = {name: getattr(os, name) for name in NAMES}
+    originals = {name: getattr(os, name) for name in NAMES}
 
     def told(name, *args, **more):
         before(name, *args, **more)
-        return kept[name](*args, **more)
+        return originals[name](*args, **more)
 
     try:
         vars(os).update({name: partial(told, name) for name in NAMES})
         yield
     finally:
-        vars(os).update(kept)
+        vars(os).update(originals)
 
 
 def in_child(call, most_bytes=None, dies=True):

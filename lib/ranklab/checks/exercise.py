@@ -86,19 +86,19 @@ def refuse_signature(answer, learner):
     Required parameters may have other names: they are given in order. Parameters with defaults are
     given by name. More of them are right, and so are *args and **kwargs in their place.
     """
-    for name, theirs, own in _signatures(answer, learner):
+    for name, stub, own in _signatures(answer, learner):
         kinds = {each.kind for each in own.parameters.values()}
-        given = [each for each in theirs.parameters.values() if "VAR_" not in each.kind.name]
-        optional = [each.name for each in given if each.default is not each.empty]
+        parameters = [each for each in stub.parameters.values() if "VAR_" not in each.kind.name]
+        optional = [each.name for each in parameters if each.default is not each.empty]
         lacks = [each for each in optional if each not in own.parameters]
         if lacks and not {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL} & kinds:
             raise Mistake(f"{name}{own} has no parameter called {lacks[0]}; the stub is "
-                          f"{name}{theirs}", KEEP)
+                          f"{name}{stub}", KEEP)
         try:
-            own.bind(*range(len(given) - len(optional)),
+            own.bind(*range(len(parameters) - len(optional)),
                      **{each: None for each in optional if each not in lacks})
         except TypeError as error:
-            raise Mistake(f"{name}{own} can't be called like the stub, {name}{theirs}: {error}",
+            raise Mistake(f"{name}{own} can't be called like the stub, {name}{stub}: {error}",
                           KEEP) from None
 
 
@@ -106,8 +106,8 @@ def tell_signature(answer, learner, mistake):
     """Give `mistake` a hint about the signature, where that is why it could not be called."""
     wrong_call = rf"\b{answer.__name__}(\.\w+)?\(\) (got an unexpected|missing \d|takes )"
     if re.search(wrong_call, mistake.what):
-        differ = [f"{name}{theirs}" for name, theirs, own in _signatures(answer, learner)
-                  if list(theirs.parameters) != list(own.parameters)]
+        differ = [f"{name}{stub}" for name, stub, own in _signatures(answer, learner)
+                  if list(stub.parameters) != list(own.parameters)]
         mistake.hint = f"The stub is {', '.join(differ)}. {KEEP}" if differ else mistake.hint
 
 
@@ -118,9 +118,9 @@ def _signatures(answer, learner):
         pairs |= {f"{answer.__name__}.{name}": (getattr(answer, name), getattr(learner, name, None))
                   for name, method in vars(answer).items() if not name.startswith("_")
                   and (inspect.isroutine(method) or isinstance(method, staticmethod))}
-    for name, (theirs, own) in pairs.items():
+    for name, (stub, own) in pairs.items():
         try:
-            yield name, _plain(inspect.signature(theirs)), _plain(inspect.signature(own))
+            yield name, _plain(inspect.signature(stub)), _plain(inspect.signature(own))
         except (TypeError, ValueError):  # the learner has no such method; or it has no signature
             continue
 

@@ -57,32 +57,32 @@ def is_slip(cause):
     return bool(SLIP.fullmatch(cause))
 
 
-def cause_of_hang(doing):
+def cause_of_hang(states):
     """Write the cause of a hang as one text, for a Mistake.
 
-    doing: for each rank the call that it waits in, "returned" or "runs"
+    states: for each rank the call that it waits in, "returned" or "runs"
     """
-    return "hang: " + ", ".join(doing.values())
+    return "hang: " + ", ".join(states.values())
 
 
-def why_hang(doing):
+def why_hang(states):
     """Say what the stacks of a hang prove, or "".
 
-    doing: as for cause_of_hang()
+    states: as for cause_of_hang()
     """
     ranks_in = {}
-    for rank, call in doing.items():
+    for rank, call in states.items():
         ranks_in.setdefault(call, []).append(rank)
     returned = ranks_in.pop("returned", [])
     if "runs" in ranks_in or not ranks_in:
         return ""
-    calls, waiting = list(ranks_in), rank_names(sorted(sum(ranks_in.values(), [])))
+    calls, names = list(ranks_in), rank_names(sorted(sum(ranks_in.values(), [])))
     if returned and MESSAGES.issuperset(calls):
-        return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} for a message. "
+        return (f"{_have(returned)} returned, and {names} still wait{_s(names)} for a message. "
                 "Each message must be sent and received. And if you drop the handle of an isend, "
                 "its message may be lost.")
     if returned:
-        return (f"{_have(returned)} returned, and {waiting} still wait{_s(waiting)} in "
+        return (f"{_have(returned)} returned, and {names} still wait{_s(names)} in "
                 f"{' and '.join(calls)}. All ranks of a group must make that call the same number "
                 "of times.")
     if calls in (["send"], ["recv"]):

@@ -89,11 +89,11 @@ class Formula:
             for point, value, right in zip(points, values, expected):
                 doubled = tuple(each * (1 + (i == place)) for i, each in enumerate(point))
                 grown = _value(formula, doubled)
-                ours = self.answer(*doubled) / right
+                growth = self.answer(*doubled) / right
                 if isinstance(grown, float) and value and \
-                        f"{grown / value:.3g}" != f"{ours:.3g}":
+                        f"{grown / value:.3g}" != f"{growth:.3g}":
                     return (f"when {name} doubles, from {self._at(point)}, it grows by a factor of "
-                            f"{grown / value:.3g}; the right factor is {ours:.3g}{rounded}")
+                            f"{grown / value:.3g}; the right factor is {growth:.3g}{rounded}")
         return f"at {self._at(points[0])} it is {values[0]:.4g}, and that is not right{rounded}"
 
     def _at(self, point):
@@ -117,5 +117,5 @@ def _value(formula, point):
     return number if math.isfinite(number) else f"gives {number}"
 
 
-def _equal(values, others):
-    return all(math.isclose(*pair, rel_tol=CLOSE) for pair in zip(values, others))
+def _equal(values, references):
+    return all(math.isclose(*pair, rel_tol=CLOSE) for pair in zip(values, references))

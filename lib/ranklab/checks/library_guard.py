@@ -31,8 +31,8 @@ def is_made_of(learner_fn, answer):
 
     Decorators are unwrapped because contextlib's has the same code for every context manager.
     """
-    mine, theirs = (getattr(inspect.unwrap(fn), "__code__", fn) for fn in (learner_fn, answer))
-    return mine is theirs
+    own, right = (getattr(inspect.unwrap(fn), "__code__", fn) for fn in (learner_fn, answer))
+    return own is right
 
 
 @contextlib.contextmanager

@@ -16,10 +16,10 @@ from ranklab.checks.prover.observe import ALL, view_of
 from ranklab.checks.trial import on_ranks, refuses
 
 
-def expect(is_so, what, hint):
-    """Raise a Mistake unless `is_so`; `what` says what is seen instead."""
+def expect(is_so, message, hint):
+    """Raise a Mistake unless `is_so`; `message` says what is seen instead."""
     if not is_so:
-        raise Mistake(what, hint)
+        raise Mistake(message, hint)
 
 
 def located(where, look, *args):
@@ -30,9 +30,9 @@ def located(where, look, *args):
         raise Mistake(f"{where}: {mistake.what}", mistake.hint) from None
 
 
-def refused(what, call):
+def refused(label, call):
     """Return a look at whether call() raises ValueError; it is called now, on all ranks."""
-    return partial(expect, refuses(call), f"{what}: no ValueError",
+    return partial(expect, refuses(call), f"{label}: no ValueError",
                    "Raise ValueError before training begins, with a message that says what is "
                    "wrong.")
 
@@ -43,12 +43,12 @@ def on_groups(trial, fn, ranks, grouping=ALL):
     grouping  groups of ranks, run side by side; ALL: one group of all ranks, without a name
     Raises: the Mistake of the first look that fails.
     """
-    seen = on_ranks(_on_rank, trial, fn, grouping, ranks=ranks)
-    mistakes = [(number, rank, mistake) for rank, (number, mistake, _) in enumerate(seen)
+    results = on_ranks(_on_rank, trial, fn, grouping, ranks=ranks)
+    mistakes = [(number, rank, mistake) for rank, (number, mistake, _) in enumerate(results)
                 if mistake]
     if mistakes:
         raise min(mistakes, key=lambda each: each[:2])[2]
-    return [notes for *_, notes in seen]
+    return [notes for *_, notes in results]
 
 
 def _on_rank(trial, fn, grouping):

@@ -11,6 +11,6 @@ def held_bytes(besides=()):
     """Count the bytes of all tensors that anything in this process holds, except `besides`."""
     gc.collect()
     tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
-    held = {storage._cdata: storage.nbytes() for x in tensors for storage in storages_of(x)}
-    known = {storage._cdata for x in besides for storage in storages_of(x)}
-    return sum(nbytes for key, nbytes in held.items() if key not in known)
+    sizes = {storage._cdata: storage.nbytes() for x in tensors for storage in storages_of(x)}
+    exceptions = {storage._cdata for x in besides for storage in storages_of(x)}
+    return sum(nbytes for key, nbytes in sizes.items() if key not in exceptions)

@@ -124,9 +124,9 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
         return launch(_run, call, answer, ranks=ranks, nodes=nodes, timeout=timeout, stall=STALL,
                       preload=preload, watch=_watch.get())
     except HangError as hang:
-        doing = hang.failures
-        raise Mistake(f"{where} it does not end: {hang}", why_hang(doing),
-                      cause_of_hang(doing)) from None
+        states = hang.failures
+        raise Mistake(f"{where} it does not end: {hang}", why_hang(states),
+                      cause_of_hang(states)) from None
     except RankError as error:
         cause = error.failures.get(error.rank, "")
         if exercise and cause.startswith(LibrarysAnswer.__name__):

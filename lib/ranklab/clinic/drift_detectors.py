@@ -22,36 +22,36 @@ def replicas_drift(ranks):
     return _trained_by_some(ranks)
 
 
-def _drift(group, chosen=None):
+def _drift(group, subset=None):
     """Return the evidence that these ranks' weights, or only the chosen ones, begin to differ."""
     steps = [each for each in zip(*(r.steps for r in group)) if all(step.weights for step in each)]
-    apart = [_places_apart(each, chosen) for each in steps]
-    first = next((i for i, places in enumerate(apart) if places), None)
-    if (not first or len(steps) - first < 3 or _is_split(group) or not _is_apart(steps[-1], apart)
-            or any(set(a) - set(b) for a, b in zip(apart, apart[1:]))  # averaged: as local SGD does
+    gaps = [_places_apart(each, subset) for each in steps]
+    first = next((i for i, places in enumerate(gaps) if places), None)
+    if (not first or len(steps) - first < 3 or _is_split(group) or not _is_apart(steps[-1], gaps)
+            or any(set(a) - set(b) for a, b in zip(gaps, gaps[1:]))  # averaged: as local SGD does
             or any(_gives_weights(r, steps[first][0].number) for r in group)):
         return None
-    places, numbers = apart[first], [r.number for r in group]
+    places, numbers = gaps[first], [r.number for r in group]
     names = [name_of(steps[0][0], place) for place in places]
     norms = [step.weights[places[0]].norm for step in steps[-1]]
-    what = "all weights" if len(places) == len(steps[0][0].weights) else (
+    subject = "all weights" if len(places) == len(steps[0][0].weights) else (
         f"{len(places)} of {len(steps[0][0].weights)} weights")
-    start = "these weights whole" if chosen else "the same weights"
+    start = "these weights whole" if subset else "the same weights"
     return (f"{rank_names(numbers)} begin with {start}; from step {steps[first][0].number} "
-            f"on {what} differ between them, and no step makes them alike again: "
+            f"on {subject} differ between them, and no step makes them alike again: "
             f"{names[0]} has norms {list_of(norms)} in the end. "
             + _why(group, steps[first - 1], steps[first], places))
 
 
-def _places_apart(steps, chosen):
+def _places_apart(steps, subset):
     return [place for place, digests in enumerate(zip(*(step.weights for step in steps)))
             if len({digest.bits for digest in digests}) > 1
-            and (chosen is None or place in chosen)]
+            and (subset is None or place in subset)]
 
 
-def _is_apart(steps, apart):
+def _is_apart(steps, gaps):
     """Return whether a weight differs in these steps by more than rounding may explain."""
-    return any(abs(a.dot - b.dot) > 1e-5 * max(a.norm, b.norm) for place in apart[-1]
+    return any(abs(a.dot - b.dot) > 1e-5 * max(a.norm, b.norm) for place in gaps[-1]
                for a, b in combinations([step.weights[place] for step in steps], 2))
 
 
@@ -60,11 +60,11 @@ def _whole_places(first):
 
     Weights of experts, or of a module with a split weight, need not be equal: they are left out.
     """
-    names, *others = [step.names for step in first]
+    names, *rest = [step.names for step in first]
     is_same = [len({digest.bits for digest in digests}) == 1
                for digests in zip(*(step.weights for step in first))]
     split = {name.rpartition(".")[0] for name, same in zip(names, is_same) if not same}
-    if any(other != names for other in others) or not all(names) or not split:
+    if any(step_names != names for step_names in rest) or not all(names) or not split:
         return []
     return [place for place, (name, same) in enumerate(zip(names, is_same))
             if same and name.rpartition(".")[0] not in split and "expert" not in name]
@@ -113,8 +113,8 @@ def _why(group, before, after, places):
                if call.step == number and gives_gradient(call)]
     between = [call for call in reduced if group[1].number in group[0].groups.get(call.group, ())]
     if not between:
-        where = f" (at {reduced[0].line} they are, in another group)" if reduced else ""
-        return f"In step {number} no gradient was reduced between them{where}"
+        note = f" (at {reduced[0].line} they are, in another group)" if reduced else ""
+        return f"In step {number} no gradient was reduced between them{note}"
     last = max(call.backwards + call.in_backward for call in between)
     if last < before[0].backwards:
         return (f"In step {number} gradients were reduced in backward {last} of "

@@ -67,9 +67,9 @@ def write_as_nccl(dumps, groups, folder):
 
 def torchs_verdict(folder):
     """Run torchfrtrace on a folder; return [(group, number of the call, missing ranks)], sorted."""
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace",
-                           str(folder)], text=True, capture_output=True)
-    text = done.stdout + done.stderr
+    result = subprocess.run([sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace",
+                             str(folder)], text=True, capture_output=True)
+    text = result.stdout + result.stderr
     return sorted((group, int(number), missing) for number, group, missing in re.findall(
         r"sequence number: (\d+).*?group info: (\S+).*?missing ranks: (\{.*?\})", text, re.DOTALL))
 

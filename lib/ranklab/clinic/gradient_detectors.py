@@ -53,9 +53,9 @@ def _sum_for_mean(ranks):
                 by_share[R].append(bool(weights) and all(_is_near(x, R * R) for x in weights))
         for divisor, is_sick in by_share.items():
             if R > 1 and is_sick and sum(is_sick) >= MOST * len(steps):
-                how = ("sum their gradients, and nobody divides: each rank's loss is a mean" if
-                       divisor == 1 else f"average gradients of losses that are {R} times a mean")
-                return (f"{rank_names(r.number for r in group)} {how}, so a step is {R} times as "
+                fault = ("sum their gradients, and nobody divides: each rank's loss is a mean" if
+                         divisor == 1 else f"average gradients of losses that are {R} times a mean")
+                return (f"{rank_names(r.number for r in group)} {fault}, so a step is {R} times as "
                         f"long as one of their mean ({sum(is_sick)} of {len(steps)} steps)")
     return None
 
@@ -117,16 +117,16 @@ def _lost(steps):
     for place, final in enumerate(steps[0].final):
         dots = [sum(step.local[k][place] or 0 for step in steps) for k in range(K)]
         if final and any(dots):
-            taken = final.dot / steps[0].clip / steps[0].unscale
+            step_dot = final.dot / steps[0].clip / steps[0].unscale
             for count in range(K):
                 for factor in {1, 1 / R}:
                     misses.setdefault((count, factor), []).append(
-                        abs(taken - factor * sum(dots[count:])) / factor / sum(map(abs, dots)))
+                        abs(step_dot - factor * sum(dots[count:])) / factor / sum(map(abs, dots)))
     if not misses:
         return 0
-    off = {key: median(each) for key, each in misses.items()}
-    count, factor = min(off, key=off.get)
-    is_sure = off[count, factor] < NEAR / 2 and min(off[0, x] for x in {1, 1 / R}) > 2 * NEAR
+    errors = {key: median(each) for key, each in misses.items()}
+    count, factor = min(errors, key=errors.get)
+    is_sure = errors[count, factor] < NEAR / 2 and min(errors[0, x] for x in {1, 1 / R}) > 2 * NEAR
     return count if is_sure else 0
 
 
@@ -140,8 +140,8 @@ def _like_backwards(steps):
     """Return the number of backwards in a step if they reach the same parameters, else 1."""
     K = len(steps[0].local)
     gradients = {sum(dot is not None for dot in dots) for step in steps for dots in step.local}
-    reached = {count for step in steps for count in step.reached}
-    is_one = len(gradients) == len(reached) == 1 and gradients != {0}
+    counts = {count for step in steps for count in step.reached}
+    is_one = len(gradients) == len(counts) == 1 and gradients != {0}
     return K if is_one and {len(step.local) for step in steps} == {K} else 1
 
 
@@ -181,24 +181,24 @@ def change_in_flight(ranks):
     """Find a tensor that is changed while a collective may still read it."""
     for r in ranks:
         if r.changes:
-            (tensor, begun, changed), times = Counter(map(tuple, r.changes)).most_common(1)[0]
-            return (f"on rank {r.number} {tensor} is given to a collective at {begun} and changed "
-                    f"at {changed} before anybody has waited for it ({len(r.changes)} changes): "
+            (tensor, start, change), times = Counter(map(tuple, r.changes)).most_common(1)[0]
+            return (f"on rank {r.number} {tensor} is given to a collective at {start} and changed "
+                    f"at {change} before anybody has waited for it ({len(r.changes)} changes): "
                     "what the others get may be of before or after")
     return None
 
 
 def unused_parameters(ranks):
     """Find parameters that a step did not use, although DDP waits for their gradients."""
-    told = [r for r in ranks if "Expected to have finished reduction" in r.fate]
-    for r in told:
+    group = [r for r in ranks if "Expected to have finished reduction" in r.fate]
+    for r in group:
         last = next((step for step in reversed(r.steps) if step.final), None)
         idle = [name_of(last, i) for i, digest in enumerate(last.final if last else ())
                 if not digest]
         if idle:
             return (f"in step {last.number} {len(idle)} of {len(last.final)} parameters of rank "
                     f"{r.number} had no gradient, such as {idle[0]}, and DistributedDataParallel "
-                    f"waits for all of them: {rank_names(each.number for each in told)} raised an "
+                    f"waits for all of them: {rank_names(each.number for each in group)} raised an "
                     "error in the next forward. It has find_unused_parameters=True for that")
     return None
 

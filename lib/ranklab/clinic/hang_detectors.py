@@ -61,12 +61,12 @@ def _other_words(ranks):
         for line, turns in by_line.items():
             for name in turns[0][0].words:
                 words = [[call.words.get(name) for call in calls_of] for calls_of in zip(*turns)]
-                at = next((i for i, each in enumerate(zip(*words)) if len(set(each)) > 1), None)
-                if at is not None and len({str(sorted(map(str, each))) for each in words}) == 1:
-                    text = ", ".join(f"{each[at]!r} on rank {rank}"
+                index = next((i for i, each in enumerate(zip(*words)) if len(set(each)) > 1), None)
+                if index is not None and len({str(sorted(map(str, each))) for each in words}) == 1:
+                    text = ", ".join(f"{each[index]!r} on rank {rank}"
                                      for rank, each in zip(calls, words))
-                    return (f"in call {turns[at][0].number} of {_group_name(group, ranks)}, "
-                            f"{turns[at][0].kind} at {line}, `{name}` is {text}: the ranks go "
+                    return (f"in call {turns[index][0].number} of {_group_name(group, ranks)}, "
+                            f"{turns[index][0].kind} at {line}, `{name}` is {text}: the ranks go "
                             "through the same things in different orders")
     return None
 
@@ -76,11 +76,11 @@ def rank_branch(ranks):
     for group, calls, number in _differences(ranks):
         if branch := _call_of_some(calls, number):
             line, callers = branch
-            others = [rank for rank in calls if rank not in callers]
-            call, other = calls[callers[0]][number], calls[others[0]][number]
+            rest = [rank for rank in calls if rank not in callers]
+            call, peer_call = calls[callers[0]][number], calls[rest[0]][number]
             return (f"in step {call.step} {rank_names(callers)} of {_group_name(group, ranks)} "
-                    f"came to {line}, {rank_names(others)} did not: call {number} of the group is "
-                    f"{_describe(call)} there and {_describe(other)} elsewhere")
+                    f"came to {line}, {rank_names(rest)} did not: call {number} of the group is "
+                    f"{_describe(call)} there and {_describe(peer_call)} elsewhere")
     for group, calls in _groups(ranks).items():
         if evidence := _fewer_calls(ranks, group, calls):
             return evidence
@@ -100,26 +100,26 @@ def _fewer_calls(ranks, group, calls):
     if not (waiting and fewer):
         return None
     last = calls[waiting[0]][-1]
-    where = f"{last.number} of {_group_name(group, ranks)}, {last.kind} at {last.line}"
+    place = f"{last.number} of {_group_name(group, ranks)}, {last.kind} at {last.line}"
     if early := [rank for rank in fewer if by_number[rank].fate == "returned"]:
         verb = "raised" if waiting[0] in failed else f"wait{'s' * (len(waiting) == 1)}"
-        return (f"{rank_names(waiting)} {verb} in call {where}; {rank_names(early)} returned after "
+        return (f"{rank_names(waiting)} {verb} in call {place}; {rank_names(early)} returned after "
                 f"{min(len(calls[rank]) for rank in early)} calls")
     elsewhere = [rank for rank in fewer if not by_number[rank].waits]
     skip = _skipped_batch(ranks, elsewhere, waiting)
     if not elsewhere or not (skip or any(LIMIT.search(by_number[rank].fate) for rank in failed)):
         return None
-    others = "; ".join(f"rank {rank} made {len(calls[rank])} calls there, the last at "
-                       f"{calls[rank][-1].line if calls[rank] else '?'}" for rank in elsewhere)
-    return (f"{rank_names(waiting)} came to call {where}; {others}, and did not come: "
+    text = "; ".join(f"rank {rank} made {len(calls[rank])} calls there, the last at "
+                     f"{calls[rank][-1].line if calls[rank] else '?'}" for rank in elsewhere)
+    return (f"{rank_names(waiting)} came to call {place}; {text}, and did not come: "
             + (skip or "it has left the loop, or is late"))
 
 
 def _skipped_batch(ranks, late, waiting):
     """Return the step in which a late rank had one more batch than the others and skipped it."""
     for rank in late:
-        own, others = _by_number(ranks, rank), [_by_number(ranks, other) for other in waiting]
-        for steps in zip(own.steps, *(other.steps for other in others)):
+        record, records = _by_number(ranks, rank), [_by_number(ranks, number) for number in waiting]
+        for steps in zip(record.steps, *(peer.steps for peer in records)):
             batches = [len(step.rows) for step in steps]
             if batches[0] > max(batches[1:]) and (
                     steps[0].backwards == max(step.backwards for step in steps[1:])):
@@ -161,12 +161,12 @@ def waits_of(ranks):
     waits = {}
     for number, call in last.items():
         if call.number < 0:
-            other = {"send": "recv", "recv": "send"}[call.kind]
-            own = sum((each.kind, each.root) == (call.kind, call.root)
-                      for each in _by_number(ranks, number).calls)
-            answers = sum(each.kind == other and each.root == number for r in ranks
+            reverse = {"send": "recv", "recv": "send"}[call.kind]
+            count = sum((each.kind, each.root) == (call.kind, call.root)
+                        for each in _by_number(ranks, number).calls)
+            answers = sum(each.kind == reverse and each.root == number for r in ranks
                           if r.number == call.root for each in r.calls)
-            waits[number] = {call.root} if answers < own else set()
+            waits[number] = {call.root} if answers < count else set()
         else:
             members = _by_number(ranks, number).groups.get(call.group, ())
             waits[number] = {r.number for r in ranks if r.number in members and not any(
@@ -177,8 +177,8 @@ def waits_of(ranks):
 def is_stuck(ranks):
     """Return whether no rank can go on: ranks wait in a circle, or for one that has returned."""
     _, waits = waits_of(ranks)
-    done = {r.number for r in ranks if r.fate == "returned"}
-    return bool(detectors.circle_of_waits(waits)) or any(done & each for each in waits.values())
+    numbers = {r.number for r in ranks if r.fate == "returned"}
+    return bool(detectors.circle_of_waits(waits)) or any(numbers & each for each in waits.values())
 
 
 def sync_every_micro_step(ranks):
@@ -265,10 +265,10 @@ def _process_state(rank):
 
 def process_of(rank):
     """Return the rank's process on this host, or None if it has ended."""
-    host, number, began = rank.process or ("", 0, 0)
+    host, number, start = rank.process or ("", 0, 0)
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(number) if host == socket.gethostname() else None
-        if process and process.create_time() == began and (
+        if process and process.create_time() == start and (
                 process.status() != psutil.STATUS_ZOMBIE):
             return process
     return None
@@ -326,26 +326,26 @@ def _call_of_some(calls, number):
     sides = [(line, [rank for rank in line_of if line_of[rank] == line],
               [rank for rank in line_of if line_of[rank] != line])
              for line in sorted(set(line_of.values()))]
-    for line, callers, others in sides:
-        if others and all(_has_passed(calls[rank][:number + 1], line) for rank in others):
+    for line, callers, rest in sides:
+        if rest and all(_has_passed(calls[rank][:number + 1], line) for rank in rest):
             return line, callers
     lines = {rank: {call.line for call in rank_calls} for rank, rank_calls in calls.items()}
-    for line, callers, others in sides:
-        if others and not any(line in lines[rank] for rank in others) and all(
-                line_of[rank] in lines[caller] for rank in others for caller in callers):
+    for line, callers, rest in sides:
+        if rest and not any(line in lines[rank] for rank in rest) and all(
+                line_of[rank] in lines[caller] for rank in rest for caller in callers):
             return line, callers
     return None
 
 
 def _has_passed(rank_calls, line):
     """Return whether the last call followed a call at this line a step ago, and now does not."""
-    *earlier, now = rank_calls
-    came = [call.line for call in earlier]
-    if now.line not in came or line not in came:
+    *earlier, last = rank_calls
+    lines = [call.line for call in earlier]
+    if last.line not in lines or line not in lines:
         return False
-    before = len(came) - 1 - came[::-1].index(now.line)  # its last visit to this line
-    return line in came[:before] and line not in came[before:] and any(
-        call.step < now.step for call in earlier if call.line == line)
+    before = len(lines) - 1 - lines[::-1].index(last.line)  # its last visit to this line
+    return line in lines[:before] and line not in lines[before:] and any(
+        call.step < last.step for call in earlier if call.line == line)
 
 
 def _describe(call):

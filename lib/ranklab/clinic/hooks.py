@@ -64,8 +64,8 @@ def begin_by_itself():
     """Observe this rank, whose group is up, until Python ends."""
     if not OBSERVERS:
         atexit.register(note_end)
-        tell = sys.excepthook
-        sys.excepthook = lambda kind, error, lines: [note_end(error), tell(kind, error, lines)]
+        hook = sys.excepthook
+        sys.excepthook = lambda kind, error, lines: [note_end(error), hook(kind, error, lines)]
     begin()
 
 
@@ -123,7 +123,7 @@ def _optimizers(observer):
     around(torch.optim.Optimizer, "add_param_group", after=remember)
     around(torch.optim.Optimizer, "load_state_dict", after=restored)
     optimizers.register_optimizer_step_pre_hook(functools.partial(_begin_step, observer))
-    optimizers.register_optimizer_step_post_hook(lambda *about: _after_step(observer, about[0]))
+    optimizers.register_optimizer_step_post_hook(lambda *content: _after_step(observer, content[0]))
 
 
 def _begin_step(observer, optimizer, args, options):

@@ -78,7 +78,7 @@ class Observer:
         self.embed, self.scattered = set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
         self.places, self.clip, self.unscale = None, 1.0, 1.0
-        self.norms, self.halves, self.told = [], [], 0  # losses before their log_softmax
+        self.norms, self.halves, self.nll_calls = [], [], 0  # losses before their log_softmax
 
     def fail(self, error):
         """Record an observer's error, once for each kind of error."""
@@ -151,8 +151,8 @@ class Observer:
                            for kind, x in (("weight", p), ("gradient", p.grad))}
         address = address_of(tensor)
         kind, number, p = self.places.get(address, ("", 0, None))
-        now = p.grad if kind == "gradient" else p  # a freed tensor's memory may be reused
-        return f"{kind} {number}" if address and address_of(now) == address else ""
+        current = p.grad if kind == "gradient" else p  # a freed tensor's memory may be reused
+        return f"{kind} {number}" if address and address_of(current) == address else ""
 
     def _norm(self):
         return math.hypot(*(plain(p.grad).double().norm().item() for p in self.parameters()
@@ -200,14 +200,14 @@ class Observer:
 
     def _look_nll_loss_backward(self, args, result):
         gradient, _, targets, weight, reduction, ignored, *_ = args
-        self.told += 1
+        self.nll_calls += 1
         if weight is None:  # all classes have equal weight
             self._loss(gradient, targets, reduction, (targets != ignored).sum().item())
 
     def _look__log_softmax_backward_data(self, args, result):
         """Record a loss computed from log_softmax by the program; row sums are targets' weights."""
-        if self.told:  # nll_loss_backward has been here
-            self.told -= 1
+        if self.nll_calls:  # nll_loss_backward has been here
+            self.nll_calls -= 1
         elif args[0].dim():
             gradient, dim = plain(args[0]), args[2]
             self._loss(-gradient.sum(dim), gradient.abs().argmax(dim), 0, 0)

@@ -65,8 +65,8 @@ def data_twice(ranks, before):
 
     The resume is inside this run, or this run resumes the run `before`.
     """
-    cut, kept = max((_resume(r, ranks) for r in ranks if r.loads), default=(0, 0))
-    old = _by_step(r.steps for r in before) + _by_step(r.steps[:kept] for r in ranks)
+    cut, count = max((_resume(r, ranks) for r in ranks if r.loads), default=(0, 0))
+    old = _by_step(r.steps for r in before) + _by_step(r.steps[:count] for r in ranks)
     new = _by_step(r.steps[cut:] for r in ranks)
     times = dict.fromkeys((row for rows in old + new for row in rows), 0)
     if not times or not old or _most_apart(times, old)[0] > 1:
@@ -84,7 +84,7 @@ def _resume(rank, ranks):
     steps, step, bits, _ = rank.loads[-1]
     if step is None:
         return steps, steps  # only weights, for example the best ones: the data go on
-    at_save = min((done for r in ranks if (done := _step_of_save(r, bits)) is not None),
+    at_save = min((number for r in ranks if (number := _step_of_save(r, bits)) is not None),
                   default=steps)
     is_of_steps = 0 < at_save - step <= LATE  # a thread saves a little later
     return steps, step if is_of_steps else at_save
@@ -114,15 +114,15 @@ def _most_apart(times, steps):
 
 def optimizer_not_restored(ranks, before):
     """Find a resume that reads the optimizer's moments, while its optimizer begins without them."""
-    saved = {bits for r in [*ranks, *before] for _, _, bits, _ in r.saves}
+    digests = {bits for r in [*ranks, *before] for _, _, bits, _ in r.saves}
     for r in ranks:
         for steps, _, bits, has_moments in r.loads:
-            after = next((step for step in r.steps if step.number >= steps), None)
-            if has_moments and bits in saved and after and after.anew and (
+            first = next((step for step in r.steps if step.number >= steps), None)
+            if has_moments and bits in digests and first and first.anew and (
                     steps not in r.restores):
                 return (f"after {steps} steps rank {r.number} reads a file that this training has "
                         f"saved, with the optimizer's state; no load_state_dict of an optimizer "
-                        f"follows, and the next step, {after.number}, begins with an empty state")
+                        f"follows, and the next step, {first.number}, begins with an empty state")
     return None
 
 

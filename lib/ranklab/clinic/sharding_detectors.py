@@ -46,13 +46,13 @@ def tied_weights(ranks):
     for r, i, digest in first:
         if i not in r.steps[0].embeddings:
             continue
-        for other, j, twin in first:
+        for peer, j, twin in first:
             if twin.bits == digest.bits and twin.numel == digest.numel and (
-                    j not in other.steps[0].embeddings) and (other, j) != (r, i):
-                ends = _last(r, i, other, j)
+                    j not in peer.steps[0].embeddings) and (peer, j) != (r, i):
+                ends = _last(r, i, peer, j)
                 if ends[0].bits != ends[1].bits:
                     return (f"{name_of(r.steps[0], i)} of rank {r.number} and "
-                            f"{name_of(other.steps[0], j)} of rank {other.number} are the same at "
+                            f"{name_of(peer.steps[0], j)} of rank {peer.number} are the same at "
                             f"the start; at the last step their norms are {ends[0].norm:.4f} and "
                             f"{ends[1].norm:.4f}, their sums {ends[0].sum:.3f} and "
                             f"{ends[1].sum:.3f}")
@@ -113,8 +113,8 @@ def _weight_stays(rank):
         norms = {norm for step in steps for each, _, norm in step.halves if each == name}
         masters = [i for i, digest in enumerate(steps[0].weights) if digest.numel == numel
                    and math.isclose(digest.norm, start, rel_tol=ROUNDED)]
-        moved = [i for i in masters if len({step.weights[i].norm for step in steps}) > 4]
-        if len(norms) == 1 and masters and masters == moved:
+        changes = [i for i in masters if len({step.weights[i].norm for step in steps}) > 4]
+        if len(norms) == 1 and masters and masters == changes:
             return (f"on rank {rank.number} {name} of the model keeps its norm of {start:.6g} for "
                     f"{len(steps)} steps; the optimizer's copy of it in float32 moves, to "
                     f"{steps[-1].weights[masters[0]].norm:.6g}")
@@ -145,8 +145,8 @@ def shard_norm(ranks):
                  for steps in together(ranks)]
         limit = detectors.own_limit(norms)
         if limit:
-            at = sum(norm >= limit * 0.999 for step in norms for norm in step)
-            return (f"the gradient of a rank {clause} has a norm of {limit:.4g} in {at} of "
+            count = sum(norm >= limit * 0.999 for step in norms for norm in step)
+            return (f"the gradient of a rank {clause} has a norm of {limit:.4g} in {count} of "
                     f"{sum(map(len, norms))} cases and never a larger one: each rank clips by "
                     "its own")
     return None
@@ -173,11 +173,11 @@ def _contributions(rank, step):
             and call.digest.numel > 1]
 
 
-def _last(rank, place, other, other_place):
+def _last(rank, place, peer, peer_place):
     """Return both digests at the last step for which both are known: one rank may have gone on."""
-    pairs = [(a.weights[place], b.weights[other_place]) for a, b in zip(rank.steps, other.steps)
-             if len(a.weights) > place and len(b.weights) > other_place
-             and a.optimizer == rank.steps[0].optimizer and b.optimizer == other.steps[0].optimizer]
+    pairs = [(a.weights[place], b.weights[peer_place]) for a, b in zip(rank.steps, peer.steps)
+             if len(a.weights) > place and len(b.weights) > peer_place
+             and a.optimizer == rank.steps[0].optimizer and b.optimizer == peer.steps[0].optimizer]
     return pairs[-1]
 
 

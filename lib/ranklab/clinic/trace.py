@@ -116,13 +116,13 @@ def by_optimizer(ranks):
 
 
 def _by_optimizer(steps):
-    parts, named = {}, {}
+    parts, groups = {}, {}
     for step in steps:
         parts.setdefault(step.optimizer, []).append(step)
     for part in parts.values():
-        turn = sum(calls == part[0].calls for calls, _ in named)
-        named[part[0].calls, turn] = part
-    return named
+        turn = sum(calls == part[0].calls for calls, _ in groups)
+        groups[part[0].calls, turn] = part
+    return groups
 
 
 def launches(folder):
@@ -177,7 +177,7 @@ READERS = {
     "wait": lambda rank, line: setattr(rank, "waits", line),
     "back": lambda rank: setattr(rank, "waits", ""),
     "half": lambda rank: setattr(rank, "half", True),
-    "failure": lambda rank, what: rank.failures.append(what),
+    "failure": lambda rank, text: rank.failures.append(text),
     "launched": lambda rank: setattr(rank, "launched", True),
     "process": lambda rank, *content: setattr(rank, "process", content),
     "fate": lambda rank, word: setattr(rank, "fate", word),

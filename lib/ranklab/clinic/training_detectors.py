@@ -21,12 +21,12 @@ def unsynchronised_start(ranks):
         if len({part_of.get(r.number) for r in group} - {None}) > 1:
             continue  # a grid, whose gradients are combined along a wrong axis
         first = [r.steps[0] for r in group]
-        apart = [place for place, digests in enumerate(zip(*(step.weights for step in first)))
-                 if len({digest.bits for digest in digests}) > 1]
-        if apart:
-            place = apart[0]
+        places = [place for place, digests in enumerate(zip(*(step.weights for step in first)))
+                  if len({digest.bits for digest in digests}) > 1]
+        if places:
+            place = places[0]
             norms = [step.weights[place].norm for step in first]
-            return (f"at the first step {len(apart)} of {len(first[0].weights)} parameters differ "
+            return (f"at the first step {len(places)} of {len(first[0].weights)} parameters differ "
                     f"between {rank_names(r.number for r in group)}, which then take the same "
                     f"gradient: {name_of(first[0], place)} has norms {list_of(norms)}")
     return None
@@ -90,15 +90,15 @@ def batch_norm(ranks):
     for r in ranks:
         for place, bits, norm in r.norms:
             by_place[place][r.number] = bits, norm
-    apart = {place: means for place, means in by_place.items()
+    cases = {place: means for place, means in by_place.items()
              if len({bits for bits, _ in means.values()}) > 1}
-    if not apart or not replicas(ranks):
+    if not cases or not replicas(ranks):
         return None
     last = max(by_place, key=lambda place: [int(number) for number in place.split(",")])
-    if last not in apart:
+    if last not in cases:
         return None  # in the end they agree: statistics were being recomputed, layer by layer
-    means = next(iter(apart.values()))
-    return (f"in {len(apart)} of {len(by_place)} validations of a batch norm the ranks' running "
+    means = next(iter(cases.values()))
+    return (f"in {len(cases)} of {len(by_place)} validations of a batch norm the ranks' running "
             f"means differ: their norms are {list_of(norm for _, norm in means.values())} on "
             f"{rank_names(means)}")
 

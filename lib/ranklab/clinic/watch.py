@@ -16,7 +16,7 @@ class Watch:
 
     def __init__(self, folder):
         self.folder, self.looks, self.sizes = Path(folder), 0, {}
-        self.ended = ""  # or why the ranks were killed, a sentence
+        self.reason = ""  # or why the ranks were killed, a sentence
 
     def look(self):
         """Return the Ranks of a launch in which no rank can ever go on; [] if there is none.
@@ -52,8 +52,8 @@ def watching(folder):
     def look():
         while not is_over.wait(SECONDS):
             if ranks := watch.look():
-                watch.ended = (f"its ranks wait for one another, or for one that has returned; "
-                               f"they were ended at look {watch.looks}, {SECONDS} s apart")
+                watch.reason = (f"its ranks wait for one another, or for one that has returned; "
+                                f"they were ended at look {watch.looks}, {SECONDS} s apart")
                 for process in filter(None, map(process_of, ranks)):
                     process.kill()
                 return

@@ -127,6 +127,6 @@ def samplers(observer):
 
 def begin_passes(observer, is_training):
     """Record the passes that samplers have begun, if a model is trained with their examples."""
-    for sampler, about in observer.passes.items() if is_training else ():
-        observer.lines.write("pass", sampler, *about)
+    for sampler, arguments in observer.passes.items() if is_training else ():
+        observer.lines.write("pass", sampler, *arguments)
     observer.passes.clear()

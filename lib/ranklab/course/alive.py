@@ -25,25 +25,25 @@ def signs_of_life(name):
     if say is None:
         yield None
         return
-    started, over, main = time.monotonic(), threading.Event(), threading.main_thread().ident
+    started, is_over, main = time.monotonic(), threading.Event(), threading.main_thread().ident
 
-    def tell(where):
+    def tell(position):
         seconds = time.monotonic() - started
-        say(f"{name}: still checking after {seconds:.0f} s\n{where}".rstrip())
+        say(f"{name}: still checking after {seconds:.0f} s\n{position}".rstrip())
 
     def look():
-        while not over.wait(EVERY):
+        while not is_over.wait(EVERY):
             frames = [Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
                       for frame, line in traceback.walk_stack(sys._current_frames().get(main))]
             if not any(frame.file.startswith(ENGINE) for frame in frames):  # else launch tells
-                own = [frame for frame in frames if frame.is_of_learner()]
-                tell(str(own[0]) if own else "")
+                frames_of_learner = [frame for frame in frames if frame.is_of_learner()]
+                tell(str(frames_of_learner[0]) if frames_of_learner else "")
 
     threading.Thread(target=look, daemon=True).start()
     try:
         yield tell
     finally:
-        over.set()
+        is_over.set()
         say("")
 
 
@@ -52,13 +52,13 @@ def _screen():
     if os.environ.get("RANKLAB_ANSWERS") == "1":  # solutions are built: they keep what is shown
         return None
     if display := notebooks_display():
-        shown = []
+        handles = []
 
         def say(text):
-            if shown:
-                shown[0].update({"text/plain": text}, raw=True)
+            if handles:
+                handles[0].update({"text/plain": text}, raw=True)
             elif text:
-                shown.append(display({"text/plain": text}, raw=True, display_id=True))
+                handles.append(display({"text/plain": text}, raw=True, display_id=True))
 
         return say
     if sys.stderr.isatty():

@@ -42,16 +42,16 @@ def export(argv):
     parser.add_argument("--level", type=number(least=1, most=5), help="1 easy ... 5 hard (all)")
     parser.add_argument("--anki", type=new_file, metavar="FILE",
                         help="write them here with their answers, such as ranklab.txt")
-    wanted = parser.parse_args(argv)
-    lab = None if wanted.lab is None else find_stem(wanted.lab)
-    chosen = [question for question in load()
-              if lab in (None, question.lab) and wanted.level in (None, question.level)]
-    if not wanted.anki:
-        print(listed(chosen))
+    options = parser.parse_args(argv)
+    lab = None if options.lab is None else find_stem(options.lab)
+    questions = [question for question in load()
+                 if lab in (None, question.lab) and options.level in (None, question.level)]
+    if not options.anki:
+        print(listed(questions))
         return 0
-    Path(wanted.anki).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(wanted.anki, cards(chosen))
-    print(f"{len(chosen)} cards in {wanted.anki}: import them in Anki by File > Import.")
+    Path(options.anki).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(options.anki, cards(questions))
+    print(f"{len(questions)} cards in {options.anki}: import them in Anki by File > Import.")
     return 0
 
 
@@ -59,9 +59,9 @@ def listed(questions):
     """Return the questions as text, lab by lab, easy ones first."""
     lines = []
     for lab in dict.fromkeys(question.lab for question in questions):
-        ours = sorted((each for each in questions if each.lab == lab), key=lambda each: each.level)
+        group = sorted((each for each in questions if each.lab == lab), key=lambda each: each.level)
         lines.append(lab)
-        for question in ours:
+        for question in group:
             text = text_of(question) or index.questions()[question.id]
             lines.append(plain(f"level {question.level}, {question.id}: {text}", "  "))
     lines.append(f"{len(questions)} questions; `ranklab drill --lab 02` asks a lab's, and "
@@ -74,8 +74,8 @@ def cards(questions):
     text = io.StringIO()
     rows = csv.writer(text, delimiter="\t", lineterminator="\n")
     for question in questions:
-        asked = draw(question)
+        item = draw(question)
         tags = (question.lab, f"level-{question.level}", question.kind)
-        rows.writerow((f"ranklab-{question.id}", asked_html(asked), answer_html(asked),
+        rows.writerow((f"ranklab-{question.id}", asked_html(item), answer_html(item),
                        " ".join(f"ranklab::{tag}" for tag in tags)))
     return HEADER + text.getvalue()

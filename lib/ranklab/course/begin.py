@@ -35,10 +35,10 @@ def begin(stem):
     register(shell)
     _sessions.append(Session(shell, stem))
     shell.events.register("pre_run_cell", _sessions[0].before)
-    asked, records = outline(stem), progress.load()
-    passed = sum(is_passed(one.name, records) for one in asked)
-    if passed:
-        print(f"{passed} of {len(asked)} passed. catch_up() brings your answers back and says "
+    items, records = outline(stem), progress.load()
+    count = sum(is_passed(one.name, records) for one in items)
+    if count:
+        print(f"{count} of {len(items)} passed. catch_up() brings your answers back and says "
               "where to go on; status() lists all.")
 
 
@@ -63,14 +63,14 @@ def catch_up(place=None):
               f"{', '.join(dict.fromkeys(cell.headings[-1] for cell in lab.cells))}.")
         return
     section = lab.section(number)
-    wanted = {name for cell in lab.cells[:number] for name in cell.defines & lab.exercises.keys()}
-    wanted |= needs([one for cell in section for one in cell.statements])
-    said = session.supply(session.missing(wanted, number), number)
+    names = {name for cell in lab.cells[:number] for name in cell.defines & lab.exercises.keys()}
+    names |= needs([one for cell in section for one in cell.statements])
+    sentences = session.supply(session.missing(names, number), number)
     session.last = number - 1
     goal = f"Go on at {_link(section[0].headings[-1])}" if section else "All of it is passed."
     if place is None and (onward := spine.leads_to(session.stem, progress.load())):
         goal += f" (on the spine: {onward})"
-    _display(" ".join([*said, goal]))
+    _display(" ".join([*sentences, goal]))
 
 
 def status(lab=None):
@@ -79,15 +79,15 @@ def status(lab=None):
     if session is None or (lab is not None and labs.find_stem(lab) != session.stem):
         print(table(lab))
         return
-    records, found, asked = progress.load(), session.lab(), outline(session.stem)
+    records, notebook, items = progress.load(), session.lab(), outline(session.stem)
     rows = []
-    for one in asked:
+    for one in items:
         entry = records.get(one.name, progress.NEW)
-        rows.append(f"| {_link(_heading(found, one))} | `{one.name}` | {entry['state']} |")
-    coming = _next(asked, records)
-    passed = sum(is_passed(one.name, records) for one in asked)
-    after = f"Next: {_link(_heading(found, coming))}, `{coming.name}`." if coming else ""
-    _display(f"**{session.stem}**: {passed} of {len(asked)} passed. {after} "
+        rows.append(f"| {_link(_heading(notebook, one))} | `{one.name}` | {entry['state']} |")
+    next_item = _next(items, records)
+    count = sum(is_passed(one.name, records) for one in items)
+    goal = f"Next: {_link(_heading(notebook, next_item))}, `{next_item.name}`." if next_item else ""
+    _display(f"**{session.stem}**: {count} of {len(items)} passed. {goal} "
              f"({spine.progress(records)})\n\n"
              "| | | |\n|---|---|---|\n" + "\n".join(rows), table(session.stem))
 
@@ -120,66 +120,68 @@ class Session:
         """Bind the names that the cell about to run needs and that are still missing."""
         statements, lab = statements_of(info.raw_cell), self.lab()
         place = lab and lab.place_of(info.raw_cell, getattr(info, "cell_id", None), self.last)
-        own = {name for one in statements for name in one.binds | one.checks}
+        names_of_cell = {name for one in statements for name in one.binds | one.checks}
         # A cell that the learner added most likely comes after the last one.
         until = self.last + 1 if place is None else place
-        names = self.missing(needs(statements), place, own)
-        if said := names and self.supply(names, until):
-            print(_plain(" ".join(said)))
+        names = self.missing(needs(statements), place, names_of_cell)
+        if sentences := names and self.supply(names, until):
+            print(_plain(" ".join(sentences)))
         for name in {name for one in statements for name in one.binds}:
             self.made[name] = place
         if place is not None:
             self.last = place
             self.ran.add(place)
 
-    def missing(self, names, place, own=()):
+    def missing(self, names, place, names_of_cell=()):
         """Find the `names` that the cell `place` can't use yet.
 
-        own: exercises that the cell itself defines or checks; their stubs may stay
+        names_of_cell: those that the cell itself defines or checks; their stubs may stay
         """
         lab = self.lab()
-        return {name for name in names if not self._is_bound(name, own)
+        return {name for name in names if not self._is_bound(name, names_of_cell)
                 or place is not None and self._is_old(name, lab, place)}
 
-    def _is_bound(self, name, own=()):
+    def _is_bound(self, name, names_of_cell=()):
         """Return False for a name that no cell has bound, and for an exercise left empty."""
         if name not in self.shell.user_ns:
             return hasattr(builtins, name)
-        return name not in self.exercises or name in own or not is_stub(self.shell.user_ns[name])
+        return (name not in self.exercises or name in names_of_cell
+                or not is_stub(self.shell.user_ns[name]))
 
     def _is_old(self, name, lab, place):
         """Return True where a different cell bound it, because the cell above did not run."""
-        above = lab.binder(name, place)
-        return (name not in self.exercises and above not in self.ran
-                and self.made.get(name) not in (None, above) and above is not None)
+        cell = lab.binder(name, place)
+        return (name not in self.exercises and cell not in self.ran
+                and self.made.get(name) not in (None, cell) and cell is not None)
 
-    def _is_there(self, name, above):
-        """Return True where it has the value from the lab's cell `above`, or the learner's own."""
-        if not self._is_bound(name) or above is None or name in self.exercises:
+    def _is_there(self, name, cell):
+        """Return True where it has the value from the lab's cell `cell`, or the learner's own."""
+        if not self._is_bound(name) or cell is None or name in self.exercises:
             return self._is_bound(name)
-        return self.made.get(name) in (None, above)
+        return self.made.get(name) in (None, cell)
 
     def supply(self, names, until):
         """Bind those of `names` that the lab has, by the cells above the cell `until`.
 
         Returns: sentences that name the origin of these answers
         """
-        records, lab, kept = progress.load(), self.lab(), []
+        records, lab, statements = progress.load(), self.lab(), []
         if lab:
-            own = {name: records[name].get("cell", "") for name in self.exercises
-                   if is_passed(name, records)}
-            kept = to_bind(names, lab.statements(until, own), self._is_there)
+            texts = {name: records[name].get("cell", "") for name in self.exercises
+                     if is_passed(name, records)}
+            statements = to_bind(names, lab.statements(until, texts), self._is_there)
         # An exercise that comes later, or whose lab is not at hand
-        bound = {name for one in kept for name in one.binds}
-        kept += [Statement(frozenset({name}), answers=name)
-                 for name in names & self.exercises.keys() - bound]
-        yours = self._run(kept, names)
-        whose = {name for one in kept for name in one.binds & self.exercises.keys()}
-        here = {name for name in names & bound - whose if name in self.shell.user_ns}
-        said = (("Yours, as you passed it: ", whose & yours), ("The library's: ", whose - yours),
-                ("From the cells above: ", here))
-        return [f"{text}{', '.join(f'`{name}`' for name in sorted(found))}."
-                for text, found in said if found]
+        bound = {name for one in statements for name in one.binds}
+        statements += [Statement(frozenset({name}), answers=name)
+                       for name in names & self.exercises.keys() - bound]
+        learner_names = self._run(statements, names)
+        exercises = {name for one in statements for name in one.binds & self.exercises.keys()}
+        names_above = {name for name in names & bound - exercises if name in self.shell.user_ns}
+        groups = (("Yours, as you passed it: ", exercises & learner_names),
+                  ("The library's: ", exercises - learner_names),
+                  ("From the cells above: ", names_above))
+        return [f"{text}{', '.join(f'`{name}`' for name in sorted(group))}."
+                for text, group in groups if group]
 
     def _run(self, statements, names):
         """Run the statements in the notebook, without output.
@@ -191,32 +193,32 @@ class Session:
 
         space = self.shell.user_ns
         bound = {name for one in statements for name in one.binds}
-        there = {name: space[name] for name in bound - names
-                 if name in space and self._is_bound(name)}
+        values = {name: space[name] for name in bound - names
+                  if name in space and self._is_bound(name)}
         with capture_output():
-            own = define(statements, space, self.exercises)
-        space.update(there)
-        self.made |= {name: one.cell for one in statements for name in one.binds - there.keys()}
-        return own
+            learner_names = define(statements, space, self.exercises)
+        space.update(values)
+        self.made |= {name: one.cell for one in statements for name in one.binds - values.keys()}
+        return learner_names
 
 
 def _first_open(lab, records):
     """Return the number of the cell at which to go on; the end where everything has passed."""
-    coming = _next(outline(lab.stem), records)
-    return lab.find(coming.name) if coming else len(lab.cells)
+    next_item = _next(outline(lab.stem), records)
+    return lab.find(next_item.name) if next_item else len(lab.cells)
 
 
-def _next(asked, records):
+def _next(items, records):
     """Return the first open one after the last that passed, or else before it; or None."""
-    passed = [is_passed(one.name, records) for one in asked]
-    after = max((number for number, is_done in enumerate(passed, 1) if is_done), default=0)
-    return first_open(asked, after, records)
+    marks = [is_passed(one.name, records) for one in items]
+    place = max((number for number, is_done in enumerate(marks, 1) if is_done), default=0)
+    return first_open(items, place, records)
 
 
-def _heading(lab, asked):
+def _heading(lab, item):
     """Return the heading of an exercise or prediction."""
-    number = lab and lab.find(asked.name)
-    return asked.section if number is None else lab.cells[number].headings[-1]
+    number = lab and lab.find(item.name)
+    return item.section if number is None else lab.cells[number].headings[-1]
 
 
 def _link(title):

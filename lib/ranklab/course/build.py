@@ -88,9 +88,9 @@ def _build_tables(stems):
     try:
         for proof, pairs in tables.build_all(old):
             print(f"{proof.name}: table of {len(proof.mistakes)} mistakes built")
-            for one, other in pairs:
-                print(f"{proof.name}: these two show the same, so a learner gets both:\n  {one}\n"
-                      f"  {other}")
+            for first, second in pairs:
+                print(f"{proof.name}: these two show the same, so a learner gets both:\n  {first}\n"
+                      f"  {second}")
     except tables.PassingMistake as error:
         raise BuildError(str(error)) from None
 
@@ -109,10 +109,10 @@ def _notebooks(stem):
 
 def _refuse_to_overwrite(root, stems):
     """Refuse to overwrite a notebook that holds somebody's own cells: they may be answers."""
-    changed = [path for stem in stems for path in _notebooks(stem)
-               if (root / path).exists() and not read_cells(root / path).as_built]
-    if changed:
-        raise BuildError(f"{', '.join(changed)}: cells were changed there, and building would lose "
+    paths = [path for stem in stems for path in _notebooks(stem)
+             if (root / path).exists() and not read_cells(root / path).as_built]
+    if paths:
+        raise BuildError(f"{', '.join(paths)}: cells were changed there, and building would lose "
                          "them; move the file to work/ to keep them (--force overwrites them)")
 
 
@@ -125,8 +125,8 @@ def _deck(root, stem):
     if not (end and path.exists()):
         return path, ""
     text, sentences = path.read_text(), end[1].replace("# ", "")
-    said = LAST_SLIDE.sub(lambda slide: slide[0].replace(slide[1], sentences), text)
-    return path, said if said != text else ""
+    deck = LAST_SLIDE.sub(lambda slide: slide[0].replace(slide[1], sentences), text)
+    return path, deck if deck != text else ""
 
 
 def stale(root: Path, stems=()):
@@ -151,9 +151,9 @@ def is_current(path, notebook):
     """Return whether `path` has the cells of `notebook`, and was executed with them."""
     if not path.exists():
         return False
-    there = nbformat.read(path, as_version=4)
-    wanted = notebook.metadata["ranklab"]["cells"]
-    return there.metadata.get("ranklab", {}).get("cells") == wanted == cells_hash(there.cells)
+    output = nbformat.read(path, as_version=4)
+    cells = notebook.metadata["ranklab"]["cells"]
+    return output.metadata.get("ranklab", {}).get("cells") == cells == cells_hash(output.cells)
 
 
 def _take_outputs(path, notebook):
@@ -199,9 +199,9 @@ def lab_notebook(root, stem):
 
 def solution_notebook(root, stem):
     """Return the same lab solved, not yet executed."""
-    found = set()
-    return _notebook(root, stem, _solver(stem, _answer, found),
-                     arrange=lambda cells: _with_mended(cells, found))
+    programs = set()
+    return _notebook(root, stem, _solver(stem, _answer, programs),
+                     arrange=lambda cells: _with_mended(cells, programs))
 
 
 def tour_notebook(root, stem):
@@ -230,15 +230,15 @@ def _notebook(root, stem, change_code, without=None, arrange=list):
     text = (root / "labs" / "source" / f"{stem}.py").read_text()
     notebook = jupytext.reads(text, fmt="py:percent")
     notebook.cells = arrange(notebook.cells)
-    seen = {}
+    counts = {}
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = change_code(cell.source)
         tags = [tag for tag in cell.metadata.get("tags", ()) if tag != without]
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
         start = digest(cell.source)
-        seen[start] = seen.get(start, 0) + 1  # two equal cells still need two ids
-        cell.id = f"{start}-{seen[start]}"
+        counts[start] = counts.get(start, 0) + 1  # two equal cells still need two ids
+        cell.id = f"{start}-{counts[start]}"
     notebook.metadata = nbformat.NotebookNode({
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
         "language_info": {"name": "python"},
@@ -248,8 +248,8 @@ def _notebook(root, stem, change_code, without=None, arrange=list):
     return notebook
 
 
-def _with_mended(cells, found):
-    """Return `cells` with each fixed program right before its check; programs join `found`.
+def _with_mended(cells, programs):
+    """Return `cells` with each fixed program right before its check; programs join `programs`.
 
     A broken program is an exercise that the lab defines without a stub, and looks at before
     the next check. The same cells look at the fixed one. Only their second outputs are compared
@@ -258,17 +258,17 @@ def _with_mended(cells, found):
     arranged, name, looks, is_asked = [], None, [], False
     for cell in cells:
         source = cell.source if cell.cell_type == "code" else ""
-        if begun := _program(source):
-            name, program, looks, is_asked = begun, cell, [], False
+        if exercise := _program(source):
+            name, program, looks, is_asked = exercise, cell, [], False
         elif name and looks and re.search(rf"^{name} = check\({name}\)", source, re.M):
-            again = copy.deepcopy(looks)
+            copies = copy.deepcopy(looks)
             for look in looks:
                 look.metadata["tags"] = [tag for tag in look.metadata.get("tags", ())
                                          if tag != COMPARED]
-            mended = marked(program.source, _answer(name))
-            found |= {program.source, mended}
+            fix = marked(program.source, _answer(name))
+            programs |= {program.source, fix}
             arranged += [nbformat.v4.new_markdown_cell(MENDED),
-                         nbformat.v4.new_code_cell(mended), *again]
+                         nbformat.v4.new_code_cell(fix), *copies]
             name = None
         elif "check(" in source:
             is_asked = True
@@ -281,28 +281,28 @@ def _with_mended(cells, found):
 def _program(source):
     """The name of the exercise that a cell defines without a stub, and nothing else; or None."""
     try:
-        node, *others = ast.parse(source).body
+        node, *rest = ast.parse(source).body
     except (SyntaxError, ValueError):  # no Python, which _solve reports; or an empty cell
         return None
-    is_program = (isinstance(node, ast.FunctionDef | ast.ClassDef) and not others
+    is_program = (isinstance(node, ast.FunctionDef | ast.ClassDef) and not rest
                   and STUB not in source and labs.find_exercise(node.name))
     return node.name if is_program else None
 
 
-def marked(found, answer):
-    """Return `answer` with a mark at each line that is not in `found`.
+def marked(program, answer):
+    """Return `answer` with a mark at each line that is not in `program`.
 
     A line that was removed and not replaced becomes a comment.
     """
-    before, after, lines = found.splitlines(), answer.splitlines(), []
+    before, after, lines = program.splitlines(), answer.splitlines(), []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    for what, i, j, first, end in matcher.get_opcodes():
-        for line in before[i:j] if what == "delete" else ():
+    for operation, i, j, first, end in matcher.get_opcodes():
+        for line in before[i:j] if operation == "delete" else ():
             indent = line[:len(line) - len(line.lstrip())]
             lines.append(f"{indent}# gone: {line.strip()}")
         for line in after[first:end]:
             mark = f"{line}  # <- new"
-            if what == "equal" or not line.strip():
+            if operation == "equal" or not line.strip():
                 lines.append(line)
             elif len(mark) <= WIDTH:
                 lines.append(mark)
@@ -344,9 +344,9 @@ def _solve(source, stem, bound, text_of):
         answer = text_of(node.name)
         if answer is None:
             continue
-        missing = free_names(answer) - bound - bound_names(source)
-        if missing:
-            raise BuildError(f"{stem}: the answer {node.name} uses {', '.join(sorted(missing))}, "
+        names = free_names(answer) - bound - bound_names(source)
+        if names:
+            raise BuildError(f"{stem}: the answer {node.name} uses {', '.join(sorted(names))}, "
                              "which no earlier cell of the lab imports or defines")
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
         lines[first - 1 : node.end_lineno] = answer.splitlines()

@@ -118,7 +118,7 @@ def _changes(node):
 def _checks(node):
     for each in ast.walk(node):
         if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "check":
-            yield from (given.id for given in each.args if isinstance(given, ast.Name))
+            yield from (argument.id for argument in each.args if isinstance(argument, ast.Name))
 
 
 def _root(node):
@@ -130,14 +130,14 @@ def _root(node):
 
 def needs(statements):
     """Find the names that must be bound before these statements run in order."""
-    needed, late, bound = set(), set(), set()
+    names, late, bound = set(), set(), set()
     for one in reversed(statements):
         if not one.keeps:
-            needed -= one.binds
-        needed |= one.uses - one.late
+            names -= one.binds
+        names |= one.uses - one.late
         late |= one.late
         bound |= one.binds
-    return needed | late - bound
+    return names | late - bound
 
 
 def to_bind(names, statements, is_there):
@@ -147,27 +147,27 @@ def to_bind(names, statements, is_there):
                           of this number, binds to it
     """
     imported = _imported(statements)
-    late, again = set(), set()
+    late, rebound_names = set(), set()
     while True:
-        needed, kept = set(names) | late, []
+        targets, selection = set(names) | late, []
         for index in reversed(range(len(statements))):
             one = statements[index]
-            if not (one.binds & needed or (one.changes - imported) & needed):
+            if not (one.binds & targets or (one.changes - imported) & targets):
                 continue
-            kept.insert(0, one)
+            selection.insert(0, one)
             if not one.keeps:
-                needed -= one.binds
-            needed |= {name for name in one.uses | one.changes if name and (
-                name in again or not is_there(name, _binder(name, statements[:index])))}
+                targets -= one.binds
+            targets |= {name for name in one.uses | one.changes if name and (
+                name in rebound_names or not is_there(name, _binder(name, statements[:index])))}
         # A function may need what is bound only after it, and what is bound again here is no longer
         # what was there.
-        found = {name for one in kept for name in one.late
-                 if name in again or not is_there(name, _binder(name, statements))}
-        bound = {name for one in kept for name in one.binds}
-        if found <= late and bound <= again:
-            return kept
-        late |= found
-        again |= bound
+        late_names = {name for one in selection for name in one.late
+                      if name in rebound_names or not is_there(name, _binder(name, statements))}
+        bound = {name for one in selection for name in one.binds}
+        if late_names <= late and bound <= rebound_names:
+            return selection
+        late |= late_names
+        rebound_names |= bound
 
 
 def _binder(name, statements):
@@ -230,34 +230,35 @@ class Lab:
 
         Returns: the cell's number; None where no cell does
         """
-        made = (number for number in reversed(range(until)) for one in self.cells[number].statements
-                if name in one.binds and not isinstance(one.node, IMPORTS))
-        return next(made, None)
+        numbers = (number for number in reversed(range(until))
+                   for one in self.cells[number].statements
+                   if name in one.binds and not isinstance(one.node, IMPORTS))
+        return next(numbers, None)
 
-    def statements(self, until, own=None):
+    def statements(self, until, texts=None):
         """Return the statements of all cells before the cell `until`.
 
-        An exercise's answer is from `own`, {name: the text of the learner's cell}, or else from
+        An exercise's answer is from `texts`, {name: the text of the learner's cell}, or else from
         the library. Statements such as `x = check(x)` are left out.
         """
-        found = []
+        statements = []
         for number, cell in enumerate(self.cells[:until]):
             for one in cell.statements:
                 name = getattr(one.node, "name", "")
                 if name in self.exercises and isinstance(one.node, DEFINES):
-                    answer = self._answer(name, (own or {}).get(name, ""))
+                    answer = self._answer(name, (texts or {}).get(name, ""))
                 else:
                     answer = [] if _is_check(one.node, self.exercises) else [one]
-                found += [replace(each, cell=number) for each in answer]
-        return found
+                statements += [replace(each, cell=number) for each in answer]
+        return statements
 
     def _answer(self, name, text):
         """Return the learner's definition with the rest of its cell, or the library's answer."""
-        own = [one for one in statements_of(text) if not _is_check(one.node, self.exercises)
-               and getattr(one.node, "name", name) not in self.exercises.keys() - {name}]
-        if not any(name in one.binds for one in own):
+        statements = [one for one in statements_of(text) if not _is_check(one.node, self.exercises)
+                      and getattr(one.node, "name", name) not in self.exercises.keys() - {name}]
+        if not any(name in one.binds for one in statements):
             return [Statement(frozenset({name}), answers=name)]
-        return [replace(one, answers=name) for one in own]
+        return [replace(one, answers=name) for one in statements]
 
 
 def define(statements, space, exercises):
@@ -343,7 +344,7 @@ def _code_cells(cells):
             yield Cell(cell.get("id", ""), source, tuple(path[level] for level in sorted(path)))
             continue
         for level, title in headings(source) if cell["cell_type"] == "markdown" else ():
-            path = {above: name for above, name in path.items() if above < level} | {level: title}
+            path = {outer: name for outer, name in path.items() if outer < level} | {level: title}
 
 
 def headings(text):

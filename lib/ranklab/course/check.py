@@ -97,8 +97,8 @@ def _show_and_record(name, state, text, cell="", reason="", advice=""):
         progress.record(name, state, reason=reason.partition("\n")[0], advice=advice)
     if state == PASSED:
         progress.record(name, state, cell)
-        coming = next_after(name, progress.load())
-        text += f"\n  ->    passed; {coming}" if coming else "\n  ->    passed"
+        next_line = next_after(name, progress.load())
+        text += f"\n  ->    passed; {next_line}" if next_line else "\n  ->    passed"
     show(text)
 
 
@@ -145,14 +145,14 @@ def _time_limit():
         raise _OutOfTime
 
     before = signal.signal(signal.SIGALRM, end)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    delay, _ = signal.setitimer(signal.ITIMER_REAL, LIMIT)
     try:
         yield
     except _OutOfTime:
         raise Mistake(f"it was not done after {LIMIT} s",
                       "Is there a loop that never ends?") from None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.setitimer(signal.ITIMER_REAL, delay)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -217,24 +217,24 @@ def judge_prediction(prediction, value):
         return judge_formula(prediction, value)
     if value is None or value is ...:
         return NOT_WRITTEN, "--    not predicted yet: put your number in place of ..."
-    given = _as_float(value)
-    if not math.isfinite(given):
-        got = " ".join(repr(value).split())[:40]
-        return FAILED, f"FAIL  a number is wanted, without quotes; got {got}"
+    guess = _as_float(value)
+    if not math.isfinite(guess):
+        text = " ".join(repr(value).split())[:40]
+        return FAILED, f"FAIL  a number is wanted, without quotes; got {text}"
     right, tolerance = prediction.answer(), prediction.tolerance
     unit = f" {prediction.unit}" if prediction.unit else ""
-    number = shown(given, digits=10 if tolerance == 0 else 6)
-    if confusion := _confusion(prediction, given):
+    number = shown(guess, digits=10 if tolerance == 0 else 6)
+    if confusion := _confusion(prediction, guess):
         return FAILED, f"FAIL  {number}{unit}: {confusion}"
-    if math.isclose(given, right, rel_tol=tolerance):
+    if math.isclose(guess, right, rel_tol=tolerance):
         return PASSED, f"ok    {number}{unit}. {prediction.why}".rstrip()
-    if tolerance and _is_rounded(given, right):
+    if tolerance and _is_rounded(guess, right):
         return PASSED, f"ok    {number}{unit}, {shown(right)} rounded. {prediction.why}".rstrip()
-    if tolerance == 0 and right == round(right) and given != round(given):
+    if tolerance == 0 and right == round(right) and guess != round(guess):
         return FAILED, f"FAIL  {number}{unit}: a whole number is wanted"
-    if prediction.unit == "%" and tolerance and math.isclose(100 * given, right, rel_tol=tolerance):
-        return FAILED, f"FAIL  {number} is a share. In {unit.strip()} it is {shown(100 * given)}"
-    way = "too small" if given < right else "too large"
+    if prediction.unit == "%" and tolerance and math.isclose(100 * guess, right, rel_tol=tolerance):
+        return FAILED, f"FAIL  {number} is a share. In {unit.strip()} it is {shown(100 * guess)}"
+    way = "too small" if guess < right else "too large"
     return FAILED, f'FAIL  {number}{unit} is {way}. hint("{prediction.name}") has more.'
 
 
@@ -243,19 +243,19 @@ def _confusion(prediction, number):
     right, tolerance = prediction.answer(), prediction.tolerance
     for slip, confusion in (prediction.mistakes or {}).items():
         # A slip that lies within the tolerance of the right number must be matched more closely.
-        apart = abs(slip - right) / max(abs(slip), abs(right))
-        if math.isclose(number, slip, rel_tol=min(tolerance, apart / 4)):
+        distance = abs(slip - right) / max(abs(slip), abs(right))
+        if math.isclose(number, slip, rel_tol=min(tolerance, distance / 4)):
             return confusion
     return ""
 
 
-def _is_rounded(given, right, digits=2):
-    """Return whether `given` is `right` in `digits` significant digits: 25 for 24.74."""
+def _is_rounded(guess, right, digits=2):
+    """Return whether `guess` is `right` in `digits` significant digits: 25 for 24.74."""
     if not right:
         return False
     unit = 10.0 ** (math.floor(math.log10(abs(right))) - digits + 1)
-    return (math.isclose(given, round(given / unit) * unit, rel_tol=1e-9)
-            and abs(given - right) <= unit / 2 * (1 + 1e-9))
+    return (math.isclose(guess, round(guess / unit) * unit, rel_tol=1e-9)
+            and abs(guess - right) <= unit / 2 * (1 + 1e-9))
 
 
 def _as_float(value):

@@ -30,26 +30,26 @@ def _stems(rows):
 
 
 def _head(rows):
-    asked = sum(len(row.states) for row in rows)
-    passed = sum(len(row.passed()) for row in rows)
-    said = [f"{_count(len(rows), 'submission')}, {_count(len(_stems(rows)), 'lab')}; "
-            f"{passed} of {asked} exercises and numbers are passed."]
-    return tag("header", tag("h1", "The class"), tag("p", *said))
+    total = sum(len(row.states) for row in rows)
+    count = sum(len(row.passed()) for row in rows)
+    sentences = [f"{_count(len(rows), 'submission')}, {_count(len(_stems(rows)), 'lab')}; "
+                 f"{count} of {total} exercises and numbers are passed."]
+    return tag("header", tag("h1", "The class"), tag("p", *sentences))
 
 
-def _count(number, what):
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(number, noun):
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 # --- what to say ----------------------------------------------------------------------------------
 
 def _lesson(mistakes):
-    told = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
-                tag("p", tag("b", "Say: "), each.to_say()),
-                tag("p", tag("b", "Show again: "), "; ".join(places), class_="places")
-                if (places := each.places()) else "") for each in to_tell(mistakes)]
+    items = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
+                 tag("p", tag("b", "Say: "), each.to_say()),
+                 tag("p", tag("b", "Show again: "), "; ".join(places), class_="places")
+                 if (places := each.places()) else "") for each in to_tell(mistakes)]
     return tag("section", tag("h2", "What to say in the next lesson"),
-               tag("ol", *told, class_="lesson") if told else tag("p", "No mistake was found."))
+               tag("ol", *items, class_="lesson") if items else tag("p", "No mistake was found."))
 
 
 def _title(mistake):
@@ -58,34 +58,34 @@ def _title(mistake):
 
 
 def _seen(mistake):
-    return [tag("b", "The check said: "), mistake.seen]
+    return [tag("b", "The check said: "), mistake.reason]
 
 
 # --- one lab --------------------------------------------------------------------------------------
 
 def _lab(stem, rows):
     rows = [row for row in rows if row.stem == stem]
-    asked = outline(stem)
+    items = outline(stem)
     lines = [tag("tr", tag("th", tag("code", one.name), scope="row"), tag("td", one.section),
-                 *_numbers(counts(rows, one.name))) for one in asked]
+                 *_numbers(counts(rows, one.name))) for one in items]
     heads = ["Exercise", "In", "Passed", "Not written", "Failed", "Other"]
     return tag("section", tag("h2", f"Lab {stem[:2]}: {labs.idea(stem).replace('_', ' ')}"),
-               _table(heads, lines, "counts"), _matrix(asked, rows))
+               _table(heads, lines, "counts"), _matrix(items, rows))
 
 
-def _numbers(found):
-    other = sum(found.values()) - found[PASSED] - found[NOT_WRITTEN] - found[FAILED]
-    numbers = (found[PASSED], found[NOT_WRITTEN], found[FAILED], other)
+def _numbers(tally):
+    rest = sum(tally.values()) - tally[PASSED] - tally[NOT_WRITTEN] - tally[FAILED]
+    numbers = (tally[PASSED], tally[NOT_WRITTEN], tally[FAILED], rest)
     kinds = ("passed", "stub", "failed", "other")
     return [tag("td", number or "", class_=f"n {kind if number else ''}".rstrip(),
                 style=f"--share: {number / max(1, sum(numbers)):.2f}")
             for number, kind in zip(numbers, kinds)]
 
 
-def _matrix(asked, rows):
-    heads = ["Submission", *(tag("span", one.name) for one in asked)]
+def _matrix(items, rows):
+    heads = ["Submission", *(tag("span", one.name) for one in items)]
     lines = [tag("tr", tag("th", _short(row), scope="row"),
-                 *(_mark(row, one.name) for one in asked)) for row in rows]
+                 *(_mark(row, one.name) for one in items)) for row in rows]
     key = ", ".join(f"{mark} {state}" for state, mark in MARKS.items())
     return [_table(heads, lines, "matrix"), tag("p", key, class_="key")]
 
@@ -110,21 +110,21 @@ def _table(heads, lines, class_):
 # --- all mistakes, all notes ----------------------------------------------------------------------
 
 def _all_mistakes(mistakes):
-    found = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
+    items = [tag("li", _title(each), tag("p", _seen(each), class_="seen"),
                  tag("p", each.hint) if each.hint else "",
                  tag("p", tag("b", "By: "), _names(each.by), class_="by")) for each in mistakes]
     return tag("section", tag("h2", "All mistakes"),
-               tag("ol", *found) if found else tag("p", "There is none."))
+               tag("ol", *items) if items else tag("p", "There is none."))
 
 
 def _names(names):
-    shown = [name.removesuffix(".ipynb") for name in names[:NAMES_SHOWN]]
-    more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
-    return ", ".join(shown + more)
+    stems = [name.removesuffix(".ipynb") for name in names[:NAMES_SHOWN]]
+    rest = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
+    return ", ".join(stems + rest)
 
 
 def _notes(rows):
-    noted = [tag("li", tag("b", _short(row)), ": ", "; ".join(row.notes))
+    items = [tag("li", tag("b", _short(row)), ": ", "; ".join(row.notes))
              for row in rows if row.notes]
     heading = tag("h2", "Look at these yourself")
-    return tag("section", heading, tag("ul", *noted)) if noted else Html()
+    return tag("section", heading, tag("ul", *items)) if items else Html()

@@ -21,11 +21,11 @@ from ranklab.engine.report import count_ranks
 OWN_GROUP = " (--ranks N starts a script that calls init_process_group, by torchrun)"
 
 
-def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
+def main(program, arguments=(), ranks=None, timeout=600, keep=None, before=None,
          beside=None):
     """Run the program and print what is found; return 0 where nothing is found.
 
-    what: a .py file or a module; or a folder that `keep` or a job has filled
+    program: a .py file or a module; or a folder that `keep` or a job has filled
     ranks: start this many with torchrun; None: the program launches its own
     keep: a folder for the observations
     before: such a folder, from the run that this one continues
@@ -34,30 +34,30 @@ def main(what, arguments=(), ranks=None, timeout=600, keep=None, before=None,
     Raises: ValueError if there is no such program, or nothing was observed
     """
     with contextlib.ExitStack() as stack:
-        if Path(what).is_dir():
-            folder, ended = what, ""
+        if Path(program).is_dir():
+            folder, problem = program, ""
         else:
             folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="ranklab-"))
-            words = words_of(what, "no .py file, and no folder")
-            ended = _run(words, arguments, ranks, timeout, folder)
-        runs, *others = [[read(path) for path in launches(each)] if each else [()]
-                         for each in (folder, before, beside)]
-        if not all((runs, *others)):
-            raise ValueError(f"{what}: no ranks were observed" + (
+            words = words_of(program, "no .py file, and no folder")
+            problem = _run(words, arguments, ranks, timeout, folder)
+        runs, *references = [[read(path) for path in launches(each)] if each else [()]
+                             for each in (folder, before, beside)]
+        if not all((runs, *references)):
+            raise ValueError(f"{program}: no ranks were observed" + (
                 " in the other folder" if runs else
-                f": {ended}{'' if ranks else OWN_GROUP}" if ended else
-                "" if Path(what).is_dir() else
+                f": {problem}{'' if ranks else OWN_GROUP}" if problem else
+                "" if Path(program).is_dir() else
                 ": all its processes ended before init_process_group had returned" if ranks else
                 ": no process that it started came through init_process_group; --ranks N starts "
                 "it by torchrun"))
-        is_sick = [_judge(run, i, len(runs), *(each[-1] for each in others))
+        is_sick = [_judge(run, i, len(runs), *(each[-1] for each in references))
                    for i, run in enumerate(runs, 1)]
-    if ended:
-        print(f"The program did not end well: {ended}")
+    if problem:
+        print(f"The program did not end well: {problem}")
     if not beside:
         print("(Not judged: how fast cards, links and loaders are; and whether the learning rate "
               "fits the batch, which takes a second run: see --beside.)")
-    return int(any(is_sick) or bool(ended))
+    return int(any(is_sick) or bool(problem))
 
 
 def _run(words, arguments, ranks, timeout, folder):
@@ -69,22 +69,22 @@ def _run(words, arguments, ranks, timeout, folder):
                                timeout=timeout), end="")
                 return ""
             code = subprocess.run([sys.executable, *words, *arguments], timeout=timeout).returncode
-            return watch.ended or (f"exit code {code}" if code else "")
+            return watch.reason or (f"exit code {code}" if code else "")
     except (RuntimeError, TimeoutError) as error:
-        return watch.ended or str(error)
+        return watch.reason or str(error)
     except KeyboardInterrupt:
         return "you stopped it"
     except subprocess.TimeoutExpired:
         return f"it was not done after {timeout:g} s"
 
 
-def _judge(ranks, launch, of, before, beside):
+def _judge(ranks, launch, launch_count, before, beside):
     """Print the findings of one launch, and where the ranks that have not returned are.
 
     Returns: True where something is found
     """
     findings = diagnose(ranks, before, beside)
-    print((f"launch {launch} of {of}: " if of > 1 else "") +
+    print((f"launch {launch} of {launch_count}: " if launch_count > 1 else "") +
           f"{count_ranks(len(ranks))}, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
           f"{max(len(r.calls) for r in ranks)} collectives and messages: "
           + ("" if findings else "none of the known diseases is seen"))

@@ -65,8 +65,8 @@ def machine():
     yield from space("temporary", tempfile.gettempdir(), TEMPORARY_NEEDED,
                      "delete what you don't need there, or set TMPDIR to another place")
     if Path("/dev/shm").is_dir():
-        needed = SHARED_NEEDED_NCCL if gpu_count() > 1 else SHARED_NEEDED
-        yield from space("shared memory", "/dev/shm", needed,
+        minimum = SHARED_NEEDED_NCCL if gpu_count() > 1 else SHARED_NEEDED
+        yield from space("shared memory", "/dev/shm", minimum,
                          "in a container start it with --shm-size=2g, else delete old files there")
 
 
@@ -82,19 +82,19 @@ def torch_version():
     yield f"torch          {version}"
     if not _installed("ranklab"):  # its folder is on the path: there is no metadata with a range
         return
-    wanted = next(r for r in map(Requirement, importlib.metadata.requires("ranklab"))
-                  if r.name == "torch")
-    if not wanted.specifier.contains(version, prereleases=True):
-        yield Advice(f"torch {version} is outside the tested range {wanted.specifier}: "
+    requirement = next(r for r in map(Requirement, importlib.metadata.requires("ranklab"))
+                       if r.name == "torch")
+    if not requirement.specifier.contains(version, prereleases=True):
+        yield Advice(f"torch {version} is outside the tested range {requirement.specifier}: "
                      "run `make lab`, which installs the pinned one")
 
 
-def space(name, path, needed, remedy):
-    """Yield how much is free at `path`, and Advice when that is less than `needed` bytes."""
+def space(name, path, minimum, remedy):
+    """Yield how much is free at `path`, and Advice when that is less than `minimum` bytes."""
     free = shutil.disk_usage(path).free
     yield f"{name:14} {free / 1e9:.1f} GB free in {path}"
-    if free < needed:
-        yield Advice(f"{path} has {free / 1e6:.0f} MB free and labs need {needed / 1e6:.0f} MB: "
+    if free < minimum:
+        yield Advice(f"{path} has {free / 1e6:.0f} MB free and labs need {minimum / 1e6:.0f} MB: "
                      f"{remedy}")
 
 
@@ -138,13 +138,13 @@ def links():
     if not shutil.which("nvidia-smi"):
         return
     try:
-        asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True,
-                               timeout=20, stdin=subprocess.DEVNULL)
+        result = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True,
+                                timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
         yield f"links unknown: {error}"
         return
     # The table is underlined with terminal codes, which a file or a notebook would show.
-    yield from re.sub(r"\x1b\[[0-9;]*m", "", asked.stdout).rstrip().splitlines()
+    yield from re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).rstrip().splitlines()
 
 
 def ranks():
@@ -161,26 +161,26 @@ def ranks():
     yield f"backends       gloo {'yes' if dist.is_gloo_available() else 'no'}, NCCL {nccl}"
     try:
         started = time.perf_counter()
-        seen = launch(time_all_reduce, timeout=90)
-        one, seconds = seen[0], time.perf_counter() - started
-        yield (f"launch         {count_ranks(len(seen))} with {one['backend']} on {one['device']}, "
-               f"{seconds:.1f} s with the first start and the measurements below")
+        results = launch(time_all_reduce, timeout=90)
+        one, seconds = results[0], time.perf_counter() - started
+        yield (f"launch         {count_ranks(len(results))} with {one['backend']} on "
+               f"{one['device']}, {seconds:.1f} s with the first start and the measurements below")
     except Exception as error:  # any error here would break every lab
         yield Advice(f"launch fails: {type(error).__name__}: {error}")
         return
-    yield from judge(seen)
+    yield from judge(results)
 
 
-def judge(seen):
+def judge(results):
     """Yield the measured all-reduce in the columns of nccl-tests; the slowest rank counts."""
-    if seen[0].get("share", 1) < 1:
+    if results[0].get("share", 1) < 1:
         yield "these ranks share a GPU: the times below are of no link"
-    wrong = [rank for rank, one in enumerate(seen) if not one["right"]]
+    wrong = [rank for rank, one in enumerate(results) if not one["right"]]
     if wrong:
         yield Advice(f"all-reduce is wrong on ranks {wrong}: another network card or backend may "
                      "help (GLOO_SOCKET_IFNAME, NCCL_DEBUG=INFO)")
-    small, large = (max(one[size] for one in seen) for size in (SMALL, LARGE))
-    size = len(seen)
+    small, large = (max(one[size] for one in results) for size in (SMALL, LARGE))
+    size = len(results)
     algbw = LARGE / large
     yield f"all-reduce     {SMALL} bytes in {small * 1e6:.0f} us (latency)"
     yield (f"               {LARGE / 1e6:.0f} MB in {large * 1e3:.1f} ms: algbw "
@@ -199,16 +199,16 @@ def time_all_reduce():
     from ranklab.engine import device
 
     size = dist.get_world_size()
-    found = {"backend": dist.get_backend(), "device": device().type, "right": True,
-             "share": sharing.share_of_gpu()}
+    results = {"backend": dist.get_backend(), "device": device().type, "right": True,
+               "share": sharing.share_of_gpu()}
     for volume, repeats in ((SMALL, 50), (LARGE, 5)):
         x = torch.ones(volume // 4, device=device())
-        found[volume] = statistics.median(_seconds(x) for _ in range(repeats))
+        results[volume] = statistics.median(_seconds(x) for _ in range(repeats))
         # Every repeat multiplies by the number of ranks; one fresh sum is what can be compared.
         x.fill_(dist.get_rank() + 1)
         dist.all_reduce(x)
-        found["right"] &= bool((x == size * (size + 1) / 2).all())
-    return found
+        results["right"] &= bool((x == size * (size + 1) / 2).all())
+    return results
 
 
 def _seconds(x):
@@ -230,10 +230,10 @@ def extras():
     """Yield for each optional part "here", or the command that installs it."""
     from packaging.requirements import Requirement
 
-    about = importlib.metadata.metadata("ranklab")
-    wanted = [Requirement(text) for text in importlib.metadata.requires("ranklab")]
-    for extra in about.get_all("Provides-Extra") or ():
-        names = [r.name for r in wanted if r.marker and r.marker.evaluate({"extra": extra})]
+    metadata = importlib.metadata.metadata("ranklab")
+    requirements = [Requirement(text) for text in importlib.metadata.requires("ranklab")]
+    for extra in metadata.get_all("Provides-Extra") or ():
+        names = [r.name for r in requirements if r.marker and r.marker.evaluate({"extra": extra})]
         missing = [name for name in names if not _installed(name)]
         state = "here"
         if missing:
@@ -256,12 +256,12 @@ def what_labs_run_on():
     """Yield for each lab that is written its number of ranks, and their devices."""
     count, share = gpu_count(), sharing.is_wanted()
     for stem in labs.written():
-        needed = RANKS_OF_LAB.get(stem, 4)
+        size = RANKS_OF_LAB.get(stem, 4)
         place = "the CPU (gloo)"
-        if needed == 1:
+        if size == 1:
             place = "one GPU" if count else "the CPU"
-        elif count >= needed:
-            place = f"{needed} GPUs (NCCL)"
+        elif count >= size:
+            place = f"{size} GPUs (NCCL)"
         elif count and share:
             place = f"{count} GPU{'s' * (count > 1)}, which they share (NCCL)"
-        yield f"{stem:24} {needed} {'rank' if needed == 1 else 'ranks'} on {place}"
+        yield f"{stem:24} {size} {'rank' if size == 1 else 'ranks'} on {place}"

@@ -31,22 +31,22 @@ def drill(argv):
     Questions come from the bank, the marks go to $RANKLAB_HOME/drill.json.
     Raises: ValueError with the list of labs
     """
-    wanted = _parser().parse_args(argv)
-    if wanted.seed is None:
-        wanted.seed = time.time_ns() % 2**32
+    options = _parser().parse_args(argv)
+    if options.seed is None:
+        options.seed = time.time_ns() % 2**32
     marks = Marks(home() / "drill.json")
-    chosen = choose(load(), wanted, marks)
-    if not chosen:
+    questions = choose(load(), options, marks)
+    if not questions:
         print("Nothing to ask: no question fits" + (
-            "." if not wanted.weak else " and is weak. Well done; drop --weak." if marks.kept
+            "." if not options.weak else " and is weak. Well done; drop --weak." if marks.history
             else " and is weak: none was asked yet. Drop --weak."))
         return 0
-    print(f"{len(chosen)} questions. A number may carry a unit: 150 MB, 1.5e9, 3/4, 2*7/8*100.\n"
+    print(f"{len(questions)} questions. A number may carry a unit: 150 MB, 1.5e9, 3/4, 2*7/8*100.\n"
           "Enter alone shows the answer; q stops.\n")
     results = []
     try:
-        for place, question in enumerate(chosen, 1):
-            mark = _ask(question, f"{place}/{len(chosen)}", wanted.seed)
+        for place, question in enumerate(questions, 1):
+            mark = _ask(question, f"{place}/{len(questions)}", options.seed)
             results.append((question, mark))
             marks.add(question.id, mark)
     except (Stop, KeyboardInterrupt):
@@ -55,37 +55,37 @@ def drill(argv):
     return 0
 
 
-def choose(questions, wanted, marks):
+def choose(questions, options, marks):
     """Choose the questions of the lab and level, in order; with --weak, only the weak ones."""
-    lab = None if wanted.lab is None else find_stem(wanted.lab)
+    lab = None if options.lab is None else find_stem(options.lab)
     fitting = [question for question in questions
-               if lab in (None, question.lab) and wanted.level in (None, question.level)]
-    random.Random(wanted.seed).shuffle(fitting)
-    if wanted.weak:
+               if lab in (None, question.lab) and options.level in (None, question.level)]
+    random.Random(options.seed).shuffle(fitting)
+    if options.weak:
         fitting = [question for question in fitting if marks.weak(question.id)]
     else:                                    # never asked comes before answered well
         fitting.sort(key=lambda question: marks.seen(question.id) and not marks.weak(question.id))
-    return fitting[:wanted.count]
+    return fitting[:options.count]
 
 
 class Marks:
     """The score file: marks from 0 to 1 for each question id, the newest last."""
 
     def __init__(self, path):
-        self.path, self.kept = path, records.load(path, _are_marks)
+        self.path, self.history = path, records.load(path, _are_marks)
 
     def seen(self, name):
         """Return whether the question was asked before."""
-        return name in self.kept
+        return name in self.history
 
     def weak(self, name):
         """Return whether one of the last two marks is below 0.7."""
-        return any(mark < SHARE for mark in self.kept.get(name, [])[-2:])
+        return any(mark < SHARE for mark in self.history.get(name, [])[-2:])
 
     def add(self, name, mark):
         """Append a mark, after any that another terminal has added since."""
-        with records.change(self.path, _are_marks) as self.kept:
-            self.kept[name] = [*self.kept.get(name, []), round(mark, 3)][-KEPT:]
+        with records.change(self.path, _are_marks) as self.history:
+            self.history[name] = [*self.history.get(name, []), round(mark, 3)][-KEPT:]
 
 
 def _are_marks(record):
@@ -106,28 +106,28 @@ def _parser():
 
 
 def _ask(question, place, seed):
-    asked = draw(question, seed)
+    item = draw(question, seed)
     print(f"{place}  {question.lab}, level {question.level}  ({question.id})")
-    print(plain(asked.text, "  ") + "\n")
-    mark = _ask_open(asked) if asked.rubric else grade(asked, read_reply(asked))
-    if asked.why:
-        print(plain(asked.why, "      "))
+    print(plain(item.text, "  ") + "\n")
+    mark = _ask_open(item) if item.rubric else grade(item, read_reply(item))
+    if item.why:
+        print(plain(item.why, "      "))
     print(flush=True)
     return mark
 
 
-def read_reply(asked):
+def read_reply(item):
     """Ask until the reply is valid; return it as typed, or "" for Enter only.
 
     A reply is a number, or the letter of a choice.
     """
-    prompt = f"  in {asked.unit} > " if asked.unit not in ("", "x") else "  > "
-    if asked.options:
-        show_options(asked)
-        prompt = f"\n  a-{LETTERS[len(asked.options) - 1]} > "
+    prompt = f"  in {item.unit} > " if item.unit not in ("", "x") else "  > "
+    if item.options:
+        show_options(item)
+        prompt = f"\n  a-{LETTERS[len(item.options) - 1]} > "
     while reply := read(prompt):
         try:
-            value_of(asked, reply)
+            value_of(item, reply)
         except ValueError as error:
             print(f"  {error}.")
         else:
@@ -135,54 +135,54 @@ def read_reply(asked):
     return ""
 
 
-def show_options(asked):
+def show_options(item):
     """Print the options of a choice; print nothing where there are none."""
-    for letter, option in zip(LETTERS, asked.options):
+    for letter, option in zip(LETTERS, item.options):
         print(plain(f"{letter}) {option}", "    "))
 
 
-def value_of(asked, reply):
+def value_of(item, reply):
     """Parse a reply: return a number in SI units, or one of the options.
 
     Raises: ValueError with one sentence when the reply is neither
     """
-    if asked.kind == "number":
-        return read_number(reply, asked.unit)
-    letter, letters = reply.lower().strip(" ()."), LETTERS[:len(asked.options)]
+    if item.kind == "number":
+        return read_number(reply, item.unit)
+    letter, letters = reply.lower().strip(" ()."), LETTERS[:len(item.options)]
     if len(letter) != 1 or letter not in letters:
         raise ValueError(f"one letter of {', '.join(letters)}, please")
-    return asked.options[letters.index(letter)]
+    return item.options[letters.index(letter)]
 
 
-def grade(asked, reply):
+def grade(item, reply):
     """Grade a reply: 1.0 where it is right, else 0.0.
 
     Prints whether it is right, and for a wrong reply what was confused.
     """
-    right_one = asked.shown_answer() if asked.kind == "number" else (
-        LETTERS[asked.options.index(asked.answer)])
+    right_one = item.shown_answer() if item.kind == "number" else (
+        LETTERS[item.options.index(item.answer)])
     if not reply:
         print(f"  ->    {right_one}")
         return 0.0
-    value = value_of(asked, reply)
-    right, confuses = judge(asked, value)
-    is_number = asked.kind == "number"
+    value = value_of(item, reply)
+    right, confuses = judge(item, value)
+    is_number = item.kind == "number"
     if right:
-        print("  ok    right" + (f" ({right_one})" if is_number and value != asked.answer else ""))
+        print("  ok    right" + (f" ({right_one})" if is_number and value != item.answer else ""))
     else:
         print(f"  no    it is {right_one}"
-              + (f", not {show(value, asked.unit)}." if is_number else "."))
+              + (f", not {show(value, item.unit)}." if is_number else "."))
     if confuses:
         print(plain(confuses, "        "))
     return float(right)
 
 
-def _ask_open(asked):
+def _ask_open(item):
     read("  Answer aloud, as in the interview; then press Enter. > ")
-    print(plain(asked.answer, "      ") + "\n\n  The points of a good answer:")
-    for number, point in enumerate(asked.rubric, 1):
+    print(plain(item.answer, "      ") + "\n\n  The points of a good answer:")
+    for number, point in enumerate(item.rubric, 1):
         print(plain(f"{number}. {point}", "    "))
-    points = len(asked.rubric)
+    points = len(item.rubric)
     while True:
         reply = read(f"  How many of the {points} did you make? > ")
         if not reply or reply in map(str, range(points + 1)):

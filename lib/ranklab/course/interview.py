@@ -37,28 +37,28 @@ def interview(argv, clock=time.monotonic):
     clock: returns seconds, and keeps running while somebody types
     Raises: ValueError if there is no saved interview to score
     """
-    wanted = _parser().parse_args(argv)
-    if wanted.seed is None:
-        wanted.seed = time.time_ns() % 2**32
+    options = _parser().parse_args(argv)
+    if options.seed is None:
+        options.seed = time.time_ns() % 2**32
     marks, sheets = Marks(home() / "drill.json"), Sheets(home() / "interviews.json")
     bank = {question.id: question for question in load()}
-    if wanted.score:
+    if options.score:
         sheet = sheets.last()
     else:
-        sheet = sheets.new(wanted, choose(bank.values(), wanted, marks))
+        sheet = sheets.new(options, choose(bank.values(), options, marks))
     entries = [entry for entry in sheet["asked"] if entry["id"] in bank]
-    drawn = [(entry, bank[entry["id"]], draw(bank[entry["id"]], sheet["seed"]))
-             for entry in entries]
-    if not wanted.score:
-        hold(sheet, drawn, sheets.save, clock)
+    rows = [(entry, bank[entry["id"]], draw(bank[entry["id"]], sheet["seed"]))
+            for entry in entries]
+    if not options.score:
+        hold(sheet, rows, sheets.save, clock)
     try:
-        score(drawn, sheets.save, marks)
+        score(rows, sheets.save, marks)
     except (Stop, KeyboardInterrupt):
         print()
-    print(said := report(sheet, drawn))
-    if wanted.report:
-        Path(wanted.report).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(wanted.report, f"{said}\n{transcript(drawn)}")
+    print(text := report(sheet, rows))
+    if options.report:
+        Path(options.report).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(options.report, f"{text}\n{transcript(rows)}")
     return 0
 
 
@@ -82,61 +82,61 @@ def _parser():
 def kinds(minutes):
     """Return the kinds of questions that fit into this many minutes, in order; at least one."""
     last = ["design"] if minutes >= 2 * MINUTES["design"] else []
-    left, found = minutes - sum(MINUTES[kind] for kind in last), []
+    rest, result = minutes - sum(MINUTES[kind] for kind in last), []
     for kind in itertools.cycle(ORDER):
-        left -= MINUTES[kind]
-        if left < 0 and found:
-            return found + last
-        found.append(kind)
+        rest -= MINUTES[kind]
+        if rest < 0 and result:
+            return result + last
+        result.append(kind)
 
 
-def choose(bank, wanted, marks):
+def choose(bank, options, marks):
     """Choose the questions, in order: weak ones, then new ones, from as many labs as possible."""
-    dice, chosen, labs = random.Random(wanted.seed), [], Counter()
+    dice, selection, labs = random.Random(options.seed), [], Counter()
 
     def order(question):
-        known = 0 if marks.weak(question.id) else 2 if marks.seen(question.id) else 1
-        return known, labs[question.lab], abs(question.level - wanted.level), dice.random()
+        priority = 0 if marks.weak(question.id) else 2 if marks.seen(question.id) else 1
+        return priority, labs[question.lab], abs(question.level - options.level), dice.random()
 
-    for kind in kinds(wanted.minutes):
-        pool = [one for one in bank if one.kind == kind and one.id not in {it.id for it in chosen}]
-        near = [one for one in pool if abs(one.level - wanted.level) <= 1] or pool
+    for kind in kinds(options.minutes):
+        pool = [one for one in bank if one.kind == kind and one.id not in {q.id for q in selection}]
+        near = [one for one in pool if abs(one.level - options.level) <= 1] or pool
         if near:
-            chosen.append(min(near, key=order))
-            labs[chosen[-1].lab] += 1
-    return chosen
+            selection.append(min(near, key=order))
+            labs[selection[-1].lab] += 1
+    return selection
 
 
 class Sheets:
     """The file of interviews, by starting time: what was asked, typed and marked in each."""
 
     def __init__(self, path):
-        self.path, self.kept, self.can_write = path, records.load(path, _is_sheet), True
-        self.name = max(self.kept, default=None)
+        self.path, self.sheets, self.can_write = path, records.load(path, _is_sheet), True
+        self.name = max(self.sheets, default=None)
 
     def last(self):
         """Return the newest sheet; raise ValueError where there is none."""
         if self.name is None:
             raise ValueError(f"{self.path} holds no interview to score")
-        return self.kept[self.name]
+        return self.sheets[self.name]
 
-    def new(self, wanted, chosen):
+    def new(self, options, questions):
         """Begin a sheet of these questions, each with its share of the time, and return it."""
-        whole = sum(MINUTES[question.kind] for question in chosen)
+        whole = sum(MINUTES[question.kind] for question in questions)
         self.name = time.strftime("%Y-%m-%d %H:%M:%S")
-        self.kept[self.name] = {
-            "begun": self.name, "minutes": wanted.minutes, "level": wanted.level,
-            "seed": wanted.seed, "asked": [
+        self.sheets[self.name] = {
+            "begun": self.name, "minutes": options.minutes, "level": options.level,
+            "seed": options.seed, "asked": [
                 {"id": question.id, "reply": None, "mark": None, "missed": [], "seconds": 0.0,
-                 "share": 60 * wanted.minutes * MINUTES[question.kind] / whole}
-                for question in chosen]}
+                 "share": 60 * options.minutes * MINUTES[question.kind] / whole}
+                for question in questions]}
         return self.last()
 
     def save(self):
         """Write the sheet to the file; where no file can be written, tell the learner once."""
         if self.can_write:
-            with records.change(self.path, _is_sheet) as kept:
-                kept[self.name] = self.kept[self.name]
+            with records.change(self.path, _is_sheet) as sheets:
+                sheets[self.name] = self.sheets[self.name]
             self.can_write = self.path.exists()
 
 
@@ -150,24 +150,24 @@ def _is_sheet(record):
 
 # --- the clock runs -------------------------------------------------------------------------------
 
-def hold(sheet, drawn, save, clock):
+def hold(sheet, rows, save, clock):
     """Ask the questions until the time is up, or until q or Ctrl-C."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  arrows and long lines work where somebody types
-    seconds, begun = 60 * sheet["minutes"], clock()
-    print(f"{len(drawn)} questions in {sheet['minutes']:g} minutes, scored afterwards. Enter alone "
+    seconds, start = 60 * sheet["minutes"], clock()
+    print(f"{len(rows)} questions in {sheet['minutes']:g} minutes, scored afterwards. Enter alone "
           "passes, q ends.\n")
     with _bell(seconds), contextlib.suppress(Stop, KeyboardInterrupt):
-        for place, (entry, question, asked) in enumerate(drawn, 1):
+        for place, (entry, question, item) in enumerate(rows, 1):
             since = clock()
-            left = begun + seconds - since
-            if left <= 0:
+            rest = start + seconds - since
+            if rest <= 0:
                 break
-            print(f"{place}/{len(drawn)}  {question.lab}, level {question.level}: "
-                  f"{clock_time(entry['share'])} for this, {clock_time(left)} left")
-            print(plain(asked.text, "  ") + "\n")
+            print(f"{place}/{len(rows)}  {question.lab}, level {question.level}: "
+                  f"{clock_time(entry['share'])} for this, {clock_time(rest)} left")
+            print(plain(item.text, "  ") + "\n")
             try:
-                _answer(asked, entry, save, lambda: clock() >= begun + seconds)
+                _answer(item, entry, save, lambda: clock() >= start + seconds)
             finally:
                 entry["seconds"] = clock() - since
                 save()
@@ -175,10 +175,10 @@ def hold(sheet, drawn, save, clock):
     print("\nThe interview is over.\n")
 
 
-def _answer(asked, entry, save, is_over):
+def _answer(item, entry, save, is_over):
     """Store the reply in entry["reply"]: "" if the question was skipped, None if time ran out."""
-    if not asked.rubric:
-        entry["reply"] = read_reply(asked) or (None if is_over() else "")
+    if not item.rubric:
+        entry["reply"] = read_reply(item) or (None if is_over() else "")
         return
     print("  Type your answer. A line with a dot alone ends it.")
     lines = []
@@ -213,25 +213,25 @@ def _bell(seconds):
 
 # --- afterwards -----------------------------------------------------------------------------------
 
-def score(drawn, save, marks):
+def score(rows, save, marks):
     """Give each answer its mark, from 0 to 1, and list the points that it missed.
 
     Raises: Stop if the person stops; answers not scored yet can be scored later
     """
-    for entry, question, asked in drawn:
+    for entry, question, item in rows:
         if entry["reply"] is None or entry["mark"] is not None:
             continue
-        print(f"{question.id}\n{plain(asked.text, '  ')}\n")
-        show_options(asked)
+        print(f"{question.id}\n{plain(item.text, '  ')}\n")
+        show_options(item)
         print("  You said:\n" + plain(entry["reply"] or "nothing", "    "))
-        if asked.rubric:
-            missed = [point for point in asked.rubric if not (entry["reply"] and _is_made(point))]
-            entry["missed"], mark = missed, 1 - len(missed) / len(asked.rubric)
-            print("  A good answer:\n" + plain(asked.answer, "    "))
+        if item.rubric:
+            missed = [point for point in item.rubric if not (entry["reply"] and _is_made(point))]
+            entry["missed"], mark = missed, 1 - len(missed) / len(item.rubric)
+            print("  A good answer:\n" + plain(item.answer, "    "))
         else:
-            mark = grade(asked, entry["reply"])
-        if asked.why:
-            print(plain(asked.why, "    "))
+            mark = grade(item, entry["reply"])
+        if item.why:
+            print(plain(item.why, "    "))
         entry["mark"] = round(mark, 3)
         save()
         marks.add(question.id, mark)

@@ -11,21 +11,21 @@ def clock_time(seconds):
     return f"{round(seconds) // 60}:{round(seconds) % 60:02}"
 
 
-def report(sheet, drawn):
+def report(sheet, rows):
     """Return the report of an interview.
 
-    `drawn`: a list of (entry of the sheet, question, the question as it was asked)
+    `rows`: a list of (entry of the sheet, question, the question as it was asked)
     """
-    scored = [each for each in drawn if each[0]["mark"] is not None]
-    points, used = sum(entry["mark"] for entry, _, _ in scored), sum(
-        entry["seconds"] for entry, _, _ in drawn)
+    scored = [each for each in rows if each[0]["mark"] is not None]
+    points, seconds = sum(entry["mark"] for entry, _, _ in scored), sum(
+        entry["seconds"] for entry, _, _ in rows)
     lines = [f"# Mock interview of {sheet['begun']}", "",
-             f"Level {sheet['level']}, {clock_time(used)} of {sheet['minutes']:g} minutes. "
-             f"{len(scored)} of {len(drawn)} questions are scored: {points:.1f} points."]
+             f"Level {sheet['level']}, {clock_time(seconds)} of {sheet['minutes']:g} minutes. "
+             f"{len(scored)} of {len(rows)} questions are scored: {points:.1f} points."]
     lines += _by_lab(scored) + _missed(scored)
-    waiting = [question.id for entry, question, _ in drawn
+    waiting = [question.id for entry, question, _ in rows
                if entry["reply"] is not None and entry["mark"] is None]
-    unseen = [question.id for entry, question, _ in drawn if entry["reply"] is None]
+    unseen = [question.id for entry, question, _ in rows if entry["reply"] is None]
     if waiting:
         lines += ["", f"Not scored yet: {', '.join(waiting)}. `ranklab interview --score` goes on."]
     if unseen:
@@ -49,31 +49,31 @@ def _by_lab(scored):
 
 def _missed(scored):
     lines = ["", "## What was missed"] if any(entry["mark"] < 1 for entry, _, _ in scored) else []
-    for entry, question, asked in scored:
+    for entry, question, item in scored:
         if entry["mark"] < 1:
             lines += ["", f"{question.id} ({question.lab}, level {question.level}): "
                       f"{entry['mark']:.1f} points, {clock_time(entry['seconds'])} of "
                       f"{clock_time(entry['share'])}", ""]
-            lines += [f"- {what}" for what in entry["missed"] or [_right(asked, entry["reply"])]]
+            lines += [f"- {point}" for point in entry["missed"] or [_right(item, entry["reply"])]]
     return lines
 
 
-def _right(asked, reply):
+def _right(item, reply):
     """Return the right answer, and what the reply confuses."""
-    letter = f"{LETTERS[asked.options.index(asked.answer)]}) " if asked.options else ""
-    confuses = judge(asked, value_of(asked, reply))[1] if reply else ""
-    right = asked.shown_answer().removesuffix(".")
+    letter = f"{LETTERS[item.options.index(item.answer)]}) " if item.options else ""
+    confuses = judge(item, value_of(item, reply))[1] if reply else ""
+    right = item.shown_answer().removesuffix(".")
     return " ".join(f"It is {letter}{right}. {confuses}".split())
 
 
-def transcript(drawn):
+def transcript(rows):
     """Return all questions, each with the reply and a good answer."""
     parts = ["## All questions"]
-    for entry, question, asked in drawn:
-        options = [f"{letter}) {option}" for letter, option in zip(LETTERS, asked.options)]
-        said = entry["reply"] or ("passed" if entry["reply"] == "" else "not answered")
-        parts += [f"### {question.id}", asked.text, *options,
-                  "\n".join(f"> {line}" for line in said.splitlines())]
+    for entry, question, item in rows:
+        options = [f"{letter}) {option}" for letter, option in zip(LETTERS, item.options)]
+        reply = entry["reply"] or ("passed" if entry["reply"] == "" else "not answered")
+        parts += [f"### {question.id}", item.text, *options,
+                  "\n".join(f"> {line}" for line in reply.splitlines())]
         if entry["reply"] is not None:
-            parts += [_right(asked, "") if not asked.rubric else asked.answer, asked.why]
+            parts += [_right(item, "") if not item.rubric else item.answer, item.why]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -17,22 +17,22 @@ def places(stem, name):
     title, text = _section(labs.source(stem), name)
     if not title:
         return []
-    found = [f"Lab {stem[:2]}, section {title}"]
+    sentences = [f"Lab {stem[:2]}, section {title}"]
     if picture := PICTURE.search(text):
-        found.append(f"the picture below it in the solved lab, plots.{picture[1]}")
+        sentences.append(f"the picture below it in the solved lab, plots.{picture[1]}")
     if slide := _slide(stem, name, title):
-        found.append(f'the slide "{slide}"')
-    return found
+        sentences.append(f'the slide "{slide}"')
+    return sentences
 
 
 def _section(source, name):
     """(its heading, its text from there on, where `name` is checked)."""
-    asked = re.search(rf"^({name} = check\({name}\)|check\(.*\b{name}=)", source, re.M)
-    if not asked:
+    check = re.search(rf"^({name} = check\({name}\)|check\(.*\b{name}=)", source, re.M)
+    if not check:
         return "", ""
-    heading = [*HEADING.finditer(source, 0, asked.start())][-1]
-    after = HEADING.search(source, asked.start())
-    text = source[asked.start():after.start() if after else len(source)]
+    heading = [*HEADING.finditer(source, 0, check.start())][-1]
+    following = HEADING.search(source, check.start())
+    text = source[check.start():following.start() if following else len(source)]
     return heading[1].replace("`", ""), text
 
 
@@ -42,11 +42,11 @@ def _slide(stem, name, title):
     words = title.lstrip("0123456789. ")
     same = [each for each in slides if re.match(rf"{re.escape(words)}(?!\w)", each, re.I)]
     code = re.compile(rf"`{name}\b|^(def |class |.*= ){name}\(", re.M)
-    named = [each for each, slide in slides.items() if each and code.search(slide)
-             and len(set(re.findall(r"\w+", slide)) & set(labs.names_of(stem))) <= LISTED]
-    return next(iter(same + named), "")
+    mentions = [each for each, slide in slides.items() if each and code.search(slide)
+                and len(set(re.findall(r"\w+", slide)) & set(labs.names_of(stem))) <= LISTED]
+    return next(iter(same + mentions), "")
 
 
 def _title(slide):
-    found = re.search(r"^# (.*)$", slide, re.M)
-    return found[1].replace("`", "") if found else ""
+    match = re.search(r"^# (.*)$", slide, re.M)
+    return match[1].replace("`", "") if match else ""

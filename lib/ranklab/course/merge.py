@@ -32,25 +32,25 @@ def merge(folder: Path, stem):
         if read_cells(path).now is None:
             raise ValueError(f"{path} can't be read as a notebook, and nothing was changed")
     text, notebook = copy.read_text(encoding="utf-8"), json.loads(newer.read_text(encoding="utf-8"))
-    others = OtherLabs(folder, stem)
-    moved = bring_cells(json.loads(text)["cells"], notebook["cells"],
-                        set(labs.names_of(stem)), others)
-    others.write()
-    kept = [keep(text, copy)]
+    other_labs = OtherLabs(folder, stem)
+    count = bring_cells(json.loads(text)["cells"], notebook["cells"],
+                        set(labs.names_of(stem)), other_labs)
+    other_labs.write()
+    paths = [keep(text, copy)]
     if not read_cells(newer).as_built:
-        kept.append(keep(newer.read_text(encoding="utf-8"), copy))
+        paths.append(keep(newer.read_text(encoding="utf-8"), copy))
     write_whole(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     newer.unlink()
-    return (f"{stem}: {copy.name} is the newer version, with {moved} of your cells; "
-            f"{others}the old copy is {' and '.join(path.name for path in kept)}. "
+    return (f"{stem}: {copy.name} is the newer version, with {count} of your cells; "
+            f"{other_labs}the old copy is {' and '.join(path.name for path in paths)}. "
             "Run all cells again.")
 
 
 def newest(folder, stem):
     """Find the newer lab that `ranklab work` put next to a copy, the last of several; or None."""
-    found = {int(match[1] or 1): path for path in folder.glob(f"{stem}.new*.ipynb")
+    paths = {int(match[1] or 1): path for path in folder.glob(f"{stem}.new*.ipynb")
              if (match := re.fullmatch(rf"{stem}\.new(\d*)\.ipynb", path.name))}
-    return found[max(found)] if found else None
+    return paths[max(paths)] if paths else None
 
 
 def keep(text, copy):
@@ -75,13 +75,13 @@ class OtherLabs:
 
     def take(self, cell):
         """Put the cell into the lab with its exercise or prediction; return whether that worked."""
-        asked = asked_in(cell)
-        stems = {labs.stem_of(name) for name in asked} - {None, self.stem}
+        names = asked_in(cell)
+        stems = {labs.stem_of(name) for name in names} - {None, self.stem}
         is_added = not re.fullmatch(r"[0-9a-f]+-\d+", str(cell.get("id")))  # not by the builder
         path = not is_added and len(stems) == 1 and self.path_of(stems.pop())
-        if not path or not place_for(cell, None, self.notebook(path)["cells"], asked):
+        if not path or not place_for(cell, None, self.notebook(path)["cells"], names):
             return False
-        self.names.setdefault(path, []).extend(sorted(asked))
+        self.names.setdefault(path, []).extend(sorted(names))
         return True
 
     def path_of(self, stem):
@@ -110,25 +110,25 @@ def asked_in(cell):
     return {name for name in names if labs.stem_of(name)}
 
 
-def bring_cells(old, new, names, others):
+def bring_cells(old, new, names, other_labs):
     """Copy the learner's cells from `old` into `new`, both lists of cells; return how many.
 
-    names   of the exercises and predictions of this lab
-    others  the OtherLabs: cells that go there are not counted
+    names       of the exercises and predictions of this lab
+    other_labs  the OtherLabs: cells that go there are not counted
     """
-    moved, last = 0, None  # last: the cell of `new` that stands for the one before
+    count, last = 0, None  # last: the cell of `new` that stands for the one before
     for cell in old:
         same = next((one for one in new if one.get("id") == cell.get("id")
                      or source(one) == source(cell)), None)
         is_new = not same or source(same) != source(cell)
         if is_new and is_of_learner(cell) and source(cell).strip():
-            if not same and others.take(cell):
+            if not same and other_labs.take(cell):
                 continue
             last = place_for(cell, same, new, names) or insert(cell, last, new)
-            moved += 1
+            count += 1
         else:
             last = same or last
-    return moved
+    return count
 
 
 def is_of_learner(cell):
@@ -147,9 +147,9 @@ def place_for(cell, same, new, names):
     """
     if cell["cell_type"] != "code":
         return None
-    mine = names & set(definitions(source(cell)))
+    exercises = names & set(definitions(source(cell)))
     stub = same or next((one for one in new if one["cell_type"] == "code"
-                         and mine and mine <= set(definitions(source(one)))), None)
+                         and exercises and exercises <= set(definitions(source(one)))), None)
     if stub and not is_of_learner(stub):
         stub["source"] = cell["source"]
         return stub
@@ -166,7 +166,7 @@ def predicted(cell, new):
         text = source(one)
         if one["cell_type"] == "code" and all(f"{name}=..." in text for name in numbers):
             for name, number in numbers.items():
-                text = re.sub(rf"\b{name}=\.\.\.", lambda _, to=f"{name}={number}": to, text)
+                text = re.sub(rf"\b{name}=\.\.\.", lambda _, pair=f"{name}={number}": pair, text)
             one["source"] = text
             return one
     return None
@@ -184,7 +184,7 @@ def numbers_in(cell):
 
 def insert(cell, last, new):
     """Insert a copy of `cell` into `new` after the cell `last`, or first; return the copy."""
-    taken = {one.get("id") for one in new}
-    mine = cell | ({"id": uuid.uuid4().hex[:8]} if cell.get("id") in taken else {})
-    new.insert(new.index(last) + 1 if last else 0, mine)
-    return mine
+    ids = {one.get("id") for one in new}
+    copy = cell | ({"id": uuid.uuid4().hex[:8]} if cell.get("id") in ids else {})
+    new.insert(new.index(last) + 1 if last else 0, copy)
+    return copy

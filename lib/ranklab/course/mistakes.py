@@ -26,7 +26,7 @@ class Common:
 
     stem: str
     name: str
-    seen: str
+    reason: str
     hint: str
     by: list = field(default_factory=list)
 
@@ -41,15 +41,15 @@ class Common:
 
 def common(rows):
     """List all mistakes: by most submissions first, then in the order of the labs."""
-    found = {}
+    groups = {}
     for row in rows:
         for name, state in row.states.items():
             if state == FAILED:
-                seen, hint = row.reasons[name], row.hints.get(name, "")
-                key = row.stem, name, without_numbers(hint or seen)
-                found.setdefault(key, Common(row.stem, name, seen, hint)).by.append(row.name)
+                reason, hint = row.reasons[name], row.hints.get(name, "")
+                key = row.stem, name, without_numbers(hint or reason)
+                groups.setdefault(key, Common(row.stem, name, reason, hint)).by.append(row.name)
     order = {name: place for place, name in enumerate(labs.names())}
-    return sorted(found.values(), key=lambda each: (-len(each.by), order[each.name], each.seen))
+    return sorted(groups.values(), key=lambda each: (-len(each.by), order[each.name], each.reason))
 
 
 def to_tell(mistakes):

@@ -34,9 +34,9 @@ def outline(stem):
 
 def asked_by(source, names):
     """Return the Asked of these names: those in the lab's `source`, then the others."""
-    asked = [one for one in _asked_in(source) if one.name in names]
-    placed = {one.name for one in asked}
-    return asked + [Asked(name) for name in names if name not in placed]
+    items = [one for one in _asked_in(source) if one.name in names]
+    names_of_items = {one.name for one in items}
+    return items + [Asked(name) for name in names if name not in names_of_items]
 
 
 def next_after(name, records):
@@ -44,17 +44,17 @@ def next_after(name, records):
     stem = labs.stem_of(name)
     if stem is None:
         return ""
-    asked = outline(stem)
-    place = [one.name for one in asked].index(name)
-    if coming := first_open(asked[:place] + asked[place + 1:], place, records):
-        return f"next: {coming}"
+    items = outline(stem)
+    place = [one.name for one in items].index(name)
+    if next_item := first_open(items[:place] + items[place + 1:], place, records):
+        return f"next: {next_item}"
     later = labs.written()[labs.written().index(stem) + 1:]
     return "all of this lab is passed" + (f"; next: lab {later[0]}" if later else "")
 
 
-def first_open(asked, place, records):
+def first_open(items, place, records):
     """Return the first from `place` on that has not passed, or else before it; None if all have."""
-    return next((one for one in asked[place:] + asked[:place] if not is_passed(one.name, records)),
+    return next((one for one in items[place:] + items[:place] if not is_passed(one.name, records)),
                 None)
 
 
@@ -64,14 +64,14 @@ def is_passed(name, records):
 
 
 def _asked_in(source):
-    asked, section = {}, ""
+    sections, section = {}, ""
     for line in source.splitlines():
         if heading := HEADING.fullmatch(line):
             is_further = heading[2].startswith("Further")
             section = heading[1] or ("Further" if is_further else heading[2])
         elif checked := CHECKED.fullmatch(line):
-            asked.setdefault(checked[1], section)
+            sections.setdefault(checked[1], section)
         elif line.startswith("check("):
             for name in re.findall(r"(\w+)=\.\.\.", line):
-                asked.setdefault(name, section)
-    return [Asked(name, section) for name, section in asked.items()]
+                sections.setdefault(name, section)
+    return [Asked(name, section) for name, section in sections.items()]

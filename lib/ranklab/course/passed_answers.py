@@ -23,17 +23,17 @@ def passed_answers(names, show=print):
         exercises = {each.name: each for each in labs.checks_of(stem).EXERCISES}
         functions = _defined(stem, exercises, names_of[stem], records)
         for name in names_of[stem]:
-            whose = "the library's: yours has not passed"
+            origin = "the library's: yours has not passed"
             if name in functions:
                 with contextlib.redirect_stdout(io.StringIO()):
                     verdict = judge(exercises[name], functions[name])
-                whose = f"the library's: yours no longer passes ({verdict.state})"
+                origin = f"the library's: yours no longer passes ({verdict.state})"
                 if verdict.state == PASSED:
-                    whose, answers[name] = "yours, checked again", functions[name]
+                    origin, answers[name] = "yours, checked again", functions[name]
             elif is_passed(name, records):
-                whose = "the library's: the record of your answer has no cell that defines it"
+                origin = "the library's: the record of your answer has no cell that defines it"
             if show:
-                show(f"{name:24} lab {stem[:2]}  {whose}")
+                show(f"{name:24} lab {stem[:2]}  {origin}")
     return answers
 
 

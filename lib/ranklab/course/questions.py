@@ -11,76 +11,76 @@ def questions(lab):
     Raises: ValueError naming the labs that have questions
     """
     bank = load()
-    shown = [question for question in bank if question.lab == lab and question.in_lab]
-    if not shown:
+    selection = [question for question in bank if question.lab == lab and question.in_lab]
+    if not selection:
         labs = ", ".join(sorted({question.lab for question in bank if question.in_lab}))
         raise ValueError(f"no interview questions for lab '{lab}'; there are some for {labs}")
-    shown.sort(key=lambda question: question.level)
-    more = sum(question.lab == lab for question in bank) - len(shown)
+    selection.sort(key=lambda question: question.level)
+    rest = sum(question.lab == lab for question in bank) - len(selection)
     # the same numbers for every reader and every build: solutions must not change by themselves
-    return LabQuestions(lab, [(question, draw(question, seed=0)) for question in shown], more)
+    return LabQuestions(lab, [(question, draw(question, seed=0)) for question in selection], rest)
 
 
 class LabQuestions:
     """The output of a cell: folded answers in a notebook, plain text anywhere else."""
 
-    def __init__(self, lab, drawn, more):
-        self.lab, self.drawn, self.more = lab, drawn, more
+    def __init__(self, lab, pairs, rest):
+        self.lab, self.pairs, self.rest = lab, pairs, rest
 
     def __len__(self):
-        return len(self.drawn)
+        return len(self.pairs)
 
     def __repr__(self):
         parts = []
-        for place, (question, asked) in enumerate(self.drawn, 1):
-            lines = [f"{place}. (level {question.level}) " + plain(asked.text, "   ").lstrip()]
+        for place, (question, item) in enumerate(self.pairs, 1):
+            lines = [f"{place}. (level {question.level}) " + plain(item.text, "   ").lstrip()]
             lines += [plain(f"{letter}) {option}", "     ")
-                      for letter, option in zip("abcdefgh", asked.options)]
-            lines.append(plain("Answer: " + "\n\n".join(_answer(asked)), "   "))
-            lines += [plain(f"- {point}", "     ") for point in (*asked.rubric, *_slips(asked))]
+                      for letter, option in zip("abcdefgh", item.options)]
+            lines.append(plain("Answer: " + "\n\n".join(_answer(item)), "   "))
+            lines += [plain(f"- {point}", "     ") for point in (*item.rubric, *_slips(item))]
             parts.append("\n".join(lines))
         return "\n\n".join([*parts, self._last_line()])
 
     def _repr_html_(self):
-        parts = [question_html(place, *drawn) for place, drawn in enumerate(self.drawn, 1)]
+        parts = [question_html(place, *pair) for place, pair in enumerate(self.pairs, 1)]
         return "".join(parts) + to_html(self._last_line())
 
     def _last_line(self):
         number = self.lab.split("_")[0]
-        return (f"{self.more} more, with new numbers each time: run "
+        return (f"{self.rest} more, with new numbers each time: run "
                 f"`ranklab drill --lab {number}` in a terminal.")
 
 
-def question_html(place, question, asked, with_answer=True):
+def question_html(place, question, item, with_answer=True):
     """Render a question as HTML, its answer folded away or left out."""
-    text = f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{asked_html(asked)}"
+    text = f"<p><b>{place}.</b> <i>level {question.level} of 5</i></p>{asked_html(item)}"
     if not with_answer:
         return text + "<hr>"
-    return text + f"<details><summary>Answer</summary>{answer_html(asked)}</details><hr>"
+    return text + f"<details><summary>Answer</summary>{answer_html(item)}</details><hr>"
 
 
-def asked_html(asked):
+def asked_html(item):
     """Render the question's text as HTML, with its options."""
-    options = "".join(f"<li>{to_html(text)}</li>" for text in asked.options)
-    return to_html(asked.text) + (f'<ol type="a">{options}</ol>' if options else "")
+    options = "".join(f"<li>{to_html(text)}</li>" for text in item.options)
+    return to_html(item.text) + (f'<ol type="a">{options}</ol>' if options else "")
 
 
-def answer_html(asked):
+def answer_html(item):
     """Render as HTML the answer, the reason, the points of a good one, and common wrong ones."""
     points, slips = ("".join(f"<li>{to_html(text)}</li>" for text in texts)
-                     for texts in (asked.rubric, _slips(asked)))
-    return ("".join(to_html(text) for text in _answer(asked))
+                     for texts in (item.rubric, _slips(item)))
+    return ("".join(to_html(text) for text in _answer(item))
             + (f"<p>A good answer makes these points:</p><ul>{points}</ul>" if points else "")
             + (f"<p>Common wrong answers:</p><ul>{slips}</ul>" if slips else ""))
 
 
-def _answer(asked):
+def _answer(item):
     """The paragraphs of the answer: the answer itself, and why."""
-    letter = f"{'abcdefgh'[asked.options.index(asked.answer)]}) " if asked.options else ""
-    return [text for text in (letter + asked.shown_answer(), asked.why) if text]
+    letter = f"{'abcdefgh'[item.options.index(item.answer)]}) " if item.options else ""
+    return [text for text in (letter + item.shown_answer(), item.why) if text]
 
 
-def _slips(asked):
+def _slips(item):
     """The common wrong answers, each with what it confuses."""
-    text = (lambda value: show(value, asked.unit)) if asked.kind == "number" else str
-    return [f"{text(value)} - {confuses}" for value, confuses in asked.wrong]
+    text = (lambda value: show(value, item.unit)) if item.kind == "number" else str
+    return [f"{text(value)} - {confuses}" for value, confuses in item.wrong]

@@ -47,22 +47,22 @@ def change(path, is_good):
 
 def _read(path, is_good):
     """Return (the good records, True when there is nothing else in the file)."""
-    kept_here = _unwritten.get(path, {})
+    pending = _unwritten.get(path, {})
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        return dict(kept_here), True
+        return dict(pending), True
     except (OSError, ValueError, RecursionError):
-        return dict(kept_here), False
-    records = found if isinstance(found, dict) else {}
+        return dict(pending), False
+    records = content if isinstance(content, dict) else {}
     good = {name: record for name, record in records.items() if is_good(record)}
-    return {**good, **kept_here}, good == found
+    return {**good, **pending}, good == content
 
 
-def _set_aside(path, kept):
+def _set_aside(path, count):
     bad = path.with_suffix(".bad.json")
     os.replace(path, bad)
-    print(f"({path} could not be read whole: {kept} records are kept, the old file is {bad.name})")
+    print(f"({path} could not be read whole: {count} records are kept, the old file is {bad.name})")
 
 
 def _keep_here(path, records, error):

@@ -15,19 +15,19 @@ from ranklab.course.program import words_of
 CELL_LIMIT = 300  # seconds; longer than the engine's, whose report of a hang says more
 
 
-def rehearse(what, arguments=()):
-    """Run `what`, a .ipynb or .py file, or a module; print what a GPU would refuse.
+def rehearse(program, arguments=()):
+    """Run `program`, a .ipynb or .py file, or a module; print what a GPU would refuse.
 
     Returns: 0 when nothing raised, 1 when something did, or when no rank was launched
     Raises: ValueError if there is no such file or module, or the file is no notebook
     """
-    if not what.endswith(".ipynb"):
-        return _rehearse_program(words_of(what, "and no .py or .ipynb file"), arguments)
-    path = Path(what)
+    if not program.endswith(".ipynb"):
+        return _rehearse_program(words_of(program, "and no .py or .ipynb file"), arguments)
+    path = Path(program)
     if not path.is_file():
-        raise ValueError(f"there is no file {what}")
+        raise ValueError(f"there is no file {program}")
     if read_cells(path).now is None:
-        raise ValueError(f"{what} can't be read as a notebook")
+        raise ValueError(f"{program} can't be read as a notebook")
     cells, errors = run(path)
     for number, source, error in errors:
         print(f"{path.name}, cell {number}, which begins with: {source.splitlines()[0]}\n{error}\n")
@@ -60,10 +60,10 @@ def run(path, shorter=()):
 
     notebook = nbformat.read(path, as_version=4)
     for text in shorter:
-        having = [cell for cell in notebook.cells if text in cell.source]
-        if not having:
+        matches = [cell for cell in notebook.cells if text in cell.source]
+        if not matches:
             raise ValueError(f"{path.name}: no cell has {text!r}")
-        for cell in having:
+        for cell in matches:
             cell.source = cell.source.replace(text, shorter[text])
     run_cells(notebook, path.parent, CELL_LIMIT, {"RANKLAB_REHEARSE": "gpu"}, allow_errors=True)
     code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]

@@ -23,9 +23,9 @@ class Part:
     sections: tuple = ()
     more: str = ""
 
-    def has(self, asked):
+    def has(self, item):
         """Return whether an exercise or prediction belongs to it."""
-        return asked.section in self.sections
+        return item.section in self.sections
 
     def asked(self):
         """Return the exercises and predictions, in the order of the lab."""
@@ -79,13 +79,13 @@ def progress(records):
 
     A part's minutes count by the share of its exercises and predictions that have passed.
     """
-    done = 0.0
+    minutes = 0.0
     for part in SPINE:
-        asked = part.asked()
-        left = [each for each in asked if not is_passed(each.name, records)]
-        done += part.minutes * (1 - len(left) / len(asked))
-    hours, coming = f"spine: {done / 60:.1f} of {MINUTES / 60:.0f} h", _coming(records)
-    return f"{hours}; next: {coming}" if coming else f"{hours}: all of it"
+        items = part.asked()
+        rest = [each for each in items if not is_passed(each.name, records)]
+        minutes += part.minutes * (1 - len(rest) / len(items))
+    hours, next_line = f"spine: {minutes / 60:.1f} of {MINUTES / 60:.0f} h", _coming(records)
+    return f"{hours}; next: {next_line}" if next_line else f"{hours}: all of it"
 
 
 def _coming(records):

@@ -13,18 +13,18 @@ def status(lab=None) -> str:
     stems = labs.written() if lab in (None, "all") else (labs.find_stem(lab),)
     if stems[0] not in labs.written():
         return f"{stems[0]} is not written yet"
-    records, lines, here, last = progress.load(), [], stems[0], None
+    records, lines, current, last = progress.load(), [], stems[0], None
     for stem in stems:
-        asked = outline(stem)
-        passed = [one for one in asked if is_passed(one.name, records)]
+        items = outline(stem)
+        passed = [one for one in items if is_passed(one.name, records)]
         if passed:
-            here, last = stem, passed[-1]
-        lines.append(f"{stem:38} {len(passed):2} of {len(asked)}")
-        if lab or any(one.name in records for one in asked):
-            lines += [_line(one, records.get(one.name, progress.NEW)) for one in asked]
-    coming = spine.next_after(last.name, records) if last else f"next: {outline(here)[0]}"
-    more = [] if lab else [spine.progress(records), "`ranklab status 06` lists all of lab 06"]
-    return "\n".join([*lines, *more, f"you are in {here}; {coming}"])
+            current, last = stem, passed[-1]
+        lines.append(f"{stem:38} {len(passed):2} of {len(items)}")
+        if lab or any(one.name in records for one in items):
+            lines += [_line(one, records.get(one.name, progress.NEW)) for one in items]
+    next_line = spine.next_after(last.name, records) if last else f"next: {outline(current)[0]}"
+    rest = [] if lab else [spine.progress(records), "`ranklab status 06` lists all of lab 06"]
+    return "\n".join([*lines, *rest, f"you are in {current}; {next_line}"])
 
 
 def _line(one, entry):

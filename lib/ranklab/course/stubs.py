@@ -22,13 +22,13 @@ def advice(source, name):
     source: of a whole lab; a class's parts are its methods, and each line begins with the name of
     one
     """
-    tree, found = ast.parse(source), []
+    tree, lines = ast.parse(source), []
     for match in ADVICE.finditer(source):
         names = _names_around(tree, source.count("\n", 0, match.end()) + 1)
         if name in names:
             text = " ".join(line.strip(" #") for line in match[1].splitlines())
-            found.append(": ".join([*names[names.index(name) + 1:][-1:], text]))
-    return found
+            lines.append(": ".join([*names[names.index(name) + 1:][-1:], text]))
+    return lines
 
 
 def _names_around(tree, line):

@@ -85,6 +85,6 @@ def _note_copies(notebook, row):
                  if one.name in notebook.sources]
     copied = [one.name for one in exercises if notebook.has_library_text(one)]
     if copied:
-        every = len(copied) == len(exercises) > 1
+        is_every = len(copied) == len(exercises) > 1
         row.notes.append("same text as the library: "
-                         + ("every exercise" if every else ", ".join(copied)))
+                         + ("every exercise" if is_every else ", ".join(copied)))

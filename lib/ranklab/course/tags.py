@@ -14,9 +14,9 @@ def tag(name, *content, **attributes):
 
     Strings in it are text, whatever they contain.
     """
-    said = "".join(f' {key.strip("_")}="{safe(str(value))}"'
-                   for key, value in attributes.items())
-    return Html(f"<{name}{said}>{''.join(map(safe, content))}</{name}>")
+    pairs = "".join(f' {key.strip("_")}="{safe(str(value))}"'
+                    for key, value in attributes.items())
+    return Html(f"<{name}{pairs}>{''.join(map(safe, content))}</{name}>")
 
 
 def safe(content):

@@ -47,30 +47,30 @@ def bring(root: Path, folder: Path):
         with contextlib.suppress(OSError):  # some network drives have no locks
             wait_for(lock)
         record = folder / ".given.json"
-        given = _read(record)
+        hashes = _read(record)
         missing = [lab for lab in _built_labs(root) if not (folder / lab.name).exists()]
-        said = [_bring_one(lab, folder, given) for lab in _built_labs(root)]
+        sentences = [_bring_one(lab, folder, hashes) for lab in _built_labs(root)]
         for name, text in _for_assistants(root).items():
-            _bring_text(folder / name, text, given)
-        write_whole(record, json.dumps(given, indent=1))
+            _bring_text(folder / name, text, hashes)
+        write_whole(record, json.dumps(hashes, indent=1))
     copied = [lab.stem for lab in missing if (folder / lab.name).exists()]
     if copied:
-        said.insert(0, f"Copied to {folder.name}/: {', '.join(copied)}. Work there: these copies "
-                       "are yours, and nothing overwrites what you write.")
-    return [sentence for sentence in said if sentence]
+        sentences.insert(0, f"Copied to {folder.name}/: {', '.join(copied)}. Work there: these "
+                            "copies are yours, and nothing overwrites what you write.")
+    return [sentence for sentence in sentences if sentence]
 
 
-def _bring_one(lab, folder, given):
+def _bring_one(lab, folder, hashes):
     """Bring one lab; return the sentence about it, or None."""
     cells, copy = read_cells(lab), folder / lab.name
     back = f"`git checkout labs/{lab.name}` brings the course's lab back."
     if cells.now is None:
         return f"labs/{lab.name} can't be read as a notebook: {back}"
     was_there = copy.exists()
-    if was_there and given.get(lab.stem) == cells.now:
+    if was_there and hashes.get(lab.stem) == cells.now:
         return None
     place = _give(lab, cells.now, copy)
-    given[lab.stem] = cells.now
+    hashes[lab.stem] = cells.now
     if place is None:
         return None
     if not cells.as_built:
@@ -92,10 +92,10 @@ def _give(lab, now, copy):
     kinds = itertools.chain(["", ".new"], (f".new{n}" for n in itertools.count(2)))
     for place in (copy.with_name(f"{copy.stem}{kind}.ipynb") for kind in kinds):
         if place.exists():
-            there = read_cells(place)
-            if now in there:
+            output = read_cells(place)
+            if now in output:
                 return None
-            if not there.as_built:
+            if not output.as_built:
                 continue
         write_whole(place, _with_kernel(lab.read_text(encoding="utf-8")))
         return place
@@ -110,13 +110,13 @@ def _for_assistants(root):
     return {"AGENTS.md": IN_WORK.format(*section.groups()), "CLAUDE.md": "@AGENTS.md\n"}
 
 
-def _bring_text(path, text, given):
+def _bring_text(path, text, hashes):
     """Write `text` unless the learner changed, deleted or created a file of this name."""
     current = path.read_bytes().decode(errors="replace") if path.is_file() else None
-    is_untouched = (None if current is None else digest(current)) == given.get(path.name)
+    is_untouched = (None if current is None else digest(current)) == hashes.get(path.name)
     if is_untouched and not (path.exists() and current is None):  # a folder of this name stays
         write_whole(path, text)
-        given[path.name] = digest(text)
+        hashes[path.name] = digest(text)
 
 
 def _with_kernel(lab):
@@ -138,13 +138,13 @@ def _with_kernel(lab):
 
 def _built_labs(root):
     """The notebooks in labs/ that have a source, in order: other files there stay."""
-    found = (root / "labs" / f"{path.stem}.ipynb" for path in (root / "labs/source").glob("*.py"))
-    return sorted(path for path in found if path.exists())
+    paths = (root / "labs" / f"{path.stem}.ipynb" for path in (root / "labs/source").glob("*.py"))
+    return sorted(path for path in paths if path.exists())
 
 
 def _read(record):
     try:
-        given = json.loads(record.read_text())
-        return given if isinstance(given, dict) else {}
+        hashes = json.loads(record.read_text())
+        return hashes if isinstance(hashes, dict) else {}
     except (OSError, ValueError):
         return {}

@@ -94,7 +94,7 @@ class MoE(nn.Module):
 
     A new MoE has all experts. `spread_experts` leaves only the experts of this rank.
     route, limit, dispatch, combine, balance_loss: may be a learner's own functions.
-    seen: the choices of the last forward: (wanted, chosen); in chosen a dropped choice is -1.
+    routing: the choices of the last forward: (wanted, chosen); in chosen a dropped choice is -1.
     """
 
     def __init__(self, config):
@@ -108,7 +108,7 @@ class MoE(nn.Module):
         self.aux_gradient = AuxGradient()
         self.route, self.limit, self.balance_loss = top_k_route, capacity, load_balance_loss
         self.dispatch, self.combine = dispatch_tokens, combine_tokens
-        self.seen = {}
+        self.routing = {}
 
     def reset_buffers(self):
         """Reset the bias to zeros."""
@@ -140,7 +140,7 @@ class MoE(nn.Module):
         if self.training and self.bias is not None:
             self.loads = self.loads + F.one_hot(chosen, config.n_expert).flatten(0, -2).sum(0)
         limited = self.limit(chosen, config.n_expert, config.factor) if config.factor else chosen
-        self.seen = {"wanted": chosen, "chosen": limited}
+        self.routing = {"wanted": chosen, "chosen": limited}
         return limited.flatten(0, 1), weights.flatten(0, 1), aux
 
     def auxiliary(self, logits, chosen):

@@ -45,8 +45,8 @@ def crossings(chosen, n_experts, nodes, node):
     chosen: (N, k), of tokens on node number `node`; -1 for none.
     """
     of_choices = chosen.div(n_experts // nodes, rounding_mode="floor")
-    away = [[m for m in row if m not in (-1, node)] for row in of_choices.tolist()]
-    return sum(len(set(row)) for row in away), sum(map(len, away))
+    targets = [[m for m in row if m not in (-1, node)] for row in of_choices.tolist()]
+    return sum(len(set(row)) for row in targets), sum(map(len, targets))
 
 
 def once_bytes(rows, width, k, element=2):

@@ -67,9 +67,9 @@ def placement_score(plan, chosen, n_experts, per_node):
     on_node = copies.view(-1, per_node, n_experts).sum(1) > 0  # (nodes, E)
     home = torch.arange(len(chosen)) % ranks // per_node
     first = on_node.int().argmax(0)  # the node of an expert's first copy
-    reached = torch.where(on_node[home[:, None], chosen], home[:, None], first[chosen])
-    crossings = torch.nn.functional.one_hot(reached, len(on_node)).amax(1).sum(1) - (
-        reached == home[:, None]).any(1).long()
+    nodes = torch.where(on_node[home[:, None], chosen], home[:, None], first[chosen])
+    crossings = torch.nn.functional.one_hot(nodes, len(on_node)).amax(1).sum(1) - (
+        nodes == home[:, None]).any(1).long()
     return fullest, crossings.double().mean().item()
 
 

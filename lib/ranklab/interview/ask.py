@@ -44,13 +44,13 @@ def draw(question, seed=0):
         answer = float(evaluate(answer, {**names, **values}))
         wrong = tuple((float(evaluate(text, {**names, **values, "answer": answer})), confuses)
                       for text, confuses in question.wrong)
-        shown = show(answer, question.unit)
+        answer_text = show(answer, question.unit)
     else:
-        answer = shown = fill(answer, values)
+        answer = answer_text = fill(answer, values)
         wrong = tuple((fill(text, values), confuses) for text, confuses in question.wrong)
     options = [answer, *(text for text, _ in wrong)] if question.kind == "choice" else []
     dice.shuffle(options)
-    texts = {**values, "answer": shown}
+    texts = {**values, "answer": answer_text}
     wrong = tuple((value, fill(confuses, texts)) for value, confuses in wrong)
     return Asked(question.id, question.kind, fill(question.question, values), answer, question.unit,
                  question.tolerance, tuple(options), wrong, question.rubric,
@@ -79,47 +79,47 @@ def _values(question, names, dice, left_out=()):
               the dice would give different numbers afterwards
     """
     values = {}
-    for name, how in question.parameters.items():
-        with contextlib.suppress(*(() if isinstance(how, dict) else left_out)):
-            values[name] = _one(how, {**names, **values}, dice)
+    for name, rule in question.parameters.items():
+        with contextlib.suppress(*(() if isinstance(rule, dict) else left_out)):
+            values[name] = _one(rule, {**names, **values}, dice)
     return values
 
 
-def _one(how, names, dice):
-    if isinstance(how, list):
-        return dice.choice(how)
-    if isinstance(how, dict):
-        low, high, step = (evaluate(how.get(key, 1), names) for key in ("from", "to", "step"))
+def _one(rule, names, dice):
+    if isinstance(rule, list):
+        return dice.choice(rule)
+    if isinstance(rule, dict):
+        low, high, step = (evaluate(rule.get(key, 1), names) for key in ("from", "to", "step"))
         return dice.randrange(low, high + 1, step)
-    return evaluate(how, names)
+    return evaluate(rule, names)
 
 
-def close(got, want, tolerance):
-    """Return True when `got` is within the relative `tolerance` of `want`."""
-    return math.isclose(got, want, rel_tol=max(tolerance, 1e-9), abs_tol=1e-12)
+def close(value, reference, tolerance):
+    """Return True when `value` is within the relative `tolerance` of `reference`."""
+    return math.isclose(value, reference, rel_tol=max(tolerance, 1e-9), abs_tol=1e-12)
 
 
-def judge(asked, reply):
+def judge(item, reply):
     """Judge a reply: a number in SI units, or the text of a choice.
 
     Returns: (is it right, what the reply confuses or "").
     """
-    if asked.kind == "choice":
-        return reply == asked.answer, dict(asked.wrong).get(reply, "")
-    if close(reply, asked.answer, asked.tolerance):
+    if item.kind == "choice":
+        return reply == item.answer, dict(item.wrong).get(reply, "")
+    if close(reply, item.answer, item.tolerance):
         return True, ""
-    for value, confuses in asked.wrong:
-        if close(reply, value, asked.tolerance):
+    for value, confuses in item.wrong:
+        if close(reply, value, item.tolerance):
             return False, confuses
-    return False, _usual_slip(reply, asked)
+    return False, _usual_slip(reply, item)
 
 
-def _usual_slip(reply, asked):
-    if not reply or not asked.answer:
+def _usual_slip(reply, item):
+    if not reply or not item.answer:
         return ""
-    ratio = reply / asked.answer
-    near = lambda factor: math.isclose(ratio, factor, rel_tol=max(asked.tolerance, 0.005))
-    if dimension(asked.unit) in ("a size", "a bandwidth") and (near(8) or near(1 / 8)):
+    ratio = reply / item.answer
+    near = lambda factor: math.isclose(ratio, factor, rel_tol=max(item.tolerance, 0.005))
+    if dimension(item.unit) in ("a size", "a bandwidth") and (near(8) or near(1 / 8)):
         return "that is off by exactly 8: bits for bytes."
     if near(2) or near(1 / 2):
         return "that is off by exactly 2."

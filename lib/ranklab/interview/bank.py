@@ -77,8 +77,9 @@ def question(entry):
 
 
 def _three_answers(levels, follow_up):
-    said = [text for who in LEVELS for text in (f"A {who} engineer says:", levels[who].strip())]
-    return "\n\n".join([*said, "Then they ask:", *follow_up])
+    answers = [text for level in LEVELS
+               for text in (f"A {level} engineer says:", levels[level].strip())]
+    return "\n\n".join([*answers, "Then they ask:", *follow_up])
 
 
 def modules(uses):

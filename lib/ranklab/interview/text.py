@@ -27,26 +27,26 @@ def fill(template, values):
 
 def plain(text, indent="", width=92):
     """Wrap `text` for a terminal, with every line starting with `indent`."""
-    shown = []
+    paragraphs = []
     for block in _blocks(text):
         if _is_code(block):
-            shown.append(textwrap.indent(block, indent))
+            paragraphs.append(textwrap.indent(block, indent))
         else:
-            shown.append(textwrap.fill(" ".join(block.split()), width, initial_indent=indent,
-                                       subsequent_indent=indent, break_on_hyphens=False))
-    return "\n\n".join(shown)
+            paragraphs.append(textwrap.fill(" ".join(block.split()), width, initial_indent=indent,
+                                            subsequent_indent=indent, break_on_hyphens=False))
+    return "\n\n".join(paragraphs)
 
 
 def to_html(text):
     """Convert `text` to HTML paragraphs; `name` becomes code."""
-    shown = []
+    paragraphs = []
     for block in _blocks(text):
         safe = html.escape(textwrap.dedent(block), quote=False)
         if _is_code(block):
-            shown.append(f"<pre>{safe}</pre>")
+            paragraphs.append(f"<pre>{safe}</pre>")
         else:
-            shown.append("<p>" + re.sub(r"`([^`]+)`", r"<code>\1</code>", safe) + "</p>")
-    return "".join(shown)
+            paragraphs.append("<p>" + re.sub(r"`([^`]+)`", r"<code>\1</code>", safe) + "</p>")
+    return "".join(paragraphs)
 
 
 def _blocks(text):

@@ -119,7 +119,7 @@ def _suffix_scale(suffix, unit):
         if name in sizes:
             return sizes[name]
     for name, units in DIMENSIONS.items():
-        if any(suffix.lower() == known.lower() for known in units):
+        if any(suffix.lower() == entry.lower() for entry in units):
             raise ValueError(f"'{suffix}' measures {name}; the question asks for {expected}"
                              + (f" in {unit}" if unit else ""))
     raise ValueError(f"I do not know the unit '{suffix}'"

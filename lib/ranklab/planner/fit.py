@@ -79,9 +79,9 @@ def derivatives(jobs, ratio, place, names, start, errors, delta=1e-3):
     """Return the derivative of each error by each free number: (jobs, names), by differences."""
     columns = []
     for index in range(len(names)):
-        moved = place.copy()
-        moved[index] += delta
-        columns.append((residuals(jobs, ratio, from_free(moved, names, start)) - errors) / delta)
+        point = place.copy()
+        point[index] += delta
+        columns.append((residuals(jobs, ratio, from_free(point, names, start)) - errors) / delta)
     return np.stack(columns, axis=1)
 
 

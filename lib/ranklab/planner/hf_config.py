@@ -126,10 +126,10 @@ def built(config):
     kind = config.get("model_type")
     if kind is None:
         raise Unknown("it names no model_type")
-    others = "model_type", "auto_map", "quantization_config"
+    exclusions = "model_type", "auto_map", "quantization_config"
     with errors_told(transformers):
         whole = transformers.AutoConfig.for_model(
-            kind, **{name: value for name, value in config.items() if name not in others})
+            kind, **{name: value for name, value in config.items() if name not in exclusions})
         text = whole.get_text_config()
     if text.is_encoder_decoder:
         raise ValueError(f"{kind} has an encoder and a decoder; a plan knows one stack of layers")

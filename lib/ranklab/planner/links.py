@@ -52,9 +52,9 @@ def part_of_best(nbytes, hardware, ranks):
         return math.exp(speeds[0] - best + size - sizes[0])
     if size >= sizes[-1]:
         return math.exp(speeds[-1] - best)
-    after = bisect.bisect_right(sizes, size)
-    part = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
-    return math.exp(speeds[after - 1] + part * (speeds[after] - speeds[after - 1]) - best)
+    index = bisect.bisect_right(sizes, size)
+    part = (size - sizes[index - 1]) / (sizes[index] - sizes[index - 1])
+    return math.exp(speeds[index - 1] + part * (speeds[index] - speeds[index - 1]) - best)
 
 
 @functools.lru_cache(maxsize=65536)

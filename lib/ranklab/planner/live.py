@@ -61,9 +61,9 @@ def model_of(form):
 
 def machine_of(form):
     """Return the Machine of a form. Raises: ValueError."""
-    changed = {name: 1e9 * above_zero(form, name) for name in ("network", "link")
+    changes = {name: 1e9 * above_zero(form, name) for name in ("network", "link")
                if form[name] is not None}
-    return dataclasses.replace(find_node(form["node"]), **changed)
+    return dataclasses.replace(find_node(form["node"]), **changes)
 
 
 def price_of_gpu(form):

@@ -139,12 +139,12 @@ def kept_bytes(model, plan, tool, recompute=None):
     split += (1 if fp8 else 2) * h * model.top_k
     scores = 5 * model.heads * plan.sequence if plan.attention == "unfused" else 4 * model.heads
     ranks = t if plan.sequence_parallel else 1
-    everything = replicated / ranks + (split + scores) / t
-    per_token = {"none": everything, "full": 2 * h / ranks,
+    whole = replicated / ranks + (split + scores) / t
+    per_token = {"none": whole, "full": 2 * h / ranks,
                  "selective": replicated / ranks + split / t,
                  "operators": replicated / ranks / 2 + split / t / 2}[recompute]
     share = plan.recomputed if recompute != "none" else 1.0
-    return plan.tokens * (share * per_token + (1 - share) * everything)
+    return plan.tokens * (share * per_token + (1 - share) * whole)
 
 
 def in_flight(plan, rank):

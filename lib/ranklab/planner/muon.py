@@ -34,11 +34,12 @@ def muon_change(model, plan, machine, constants=CONSTANTS):
     the rate of other large products (half of a symmetric product is enough).
     Raises: ValueError for a plan that is not modelled.
     """
-    for is_so, what in ((model.experts, "experts"), (plan.offload, "an offloaded optimizer"),
-                        (model.attention_numbers, "low-rank attention"),
-                        (plan.frozen, "adapters"), (plan.tool == "ours", "the course's trainer")):
+    for is_so, feature in ((model.experts, "experts"), (plan.offload, "an offloaded optimizer"),
+                           (model.attention_numbers, "low-rank attention"),
+                           (plan.frozen, "adapters"),
+                           (plan.tool == "ours", "the course's trainer")):
         if is_so:
-            raise ValueError(f"the planner does not know Muon with {what}")
+            raise ValueError(f"the planner does not know Muon with {feature}")
     layers, sharded = max(plan.stages(model.layers)), plan.zero > 0
     owners = (plan.copies if sharded else 1) * plan.tp
     cost = muon_cost(matrices(model) * layers, owners)

@@ -154,16 +154,16 @@ def drawn(request, search):
     [(layout, seconds, GB, MFU in %) of the best]
     """
     try:
-        shown = distinct(search())
+        best = distinct(search())
     except NoLayout as error:
         return str(error)
-    plan, memory, step = shown[0]
-    model, machine, bill = request.model, request.machine, request.bill(shown[0])
+    plan, memory, step = best[0]
+    model, machine, bill = request.model, request.machine, request.bill(best[0])
     low, high, similar = likely_range(model, plan, machine)
     without = assumptions(model, plan, machine)
     layouts = [(f"{layout.plan.tool} {layout.plan.words()}", short(layout.step.total),
                 short(layout.memory.total / 1e9),
-                short(100 * layout.step.mfu(model, layout.plan, machine))) for layout in shown]
+                short(100 * layout.step.mfu(model, layout.plan, machine))) for layout in best]
     return ([short(nbytes / 1e9) for nbytes in astuple(memory)],
             [short(seconds) for seconds in astuple(step)], why(plan, step, machine),
             [short(low * step.total), short(high * step.total), similar],

@@ -66,9 +66,9 @@ def quantile(values, part):
     if not values:
         return None
     values = sorted(values)
-    below, rest = divmod(part * (len(values) - 1), 1)
-    return values[int(below)] + rest * (values[min(int(below) + 1, len(values) - 1)]
-                                        - values[int(below)])
+    index, rest = divmod(part * (len(values) - 1), 1)
+    return values[int(index)] + rest * (values[min(int(index) + 1, len(values) - 1)]
+                                        - values[int(index)])
 
 
 def mean(values):
@@ -139,18 +139,18 @@ def pairs_of(jobs, ratios):
     all sizes), on the same number of the same GPUs, with sequences of the same length, if their
     published seconds per token differ by more than CLEAR. Rows with the same plan are no pair.
     """
-    groups, named = defaultdict(list), []
+    groups, results = defaultdict(list), []
     for job in jobs:
         groups[job.model, job.name, job.machine, job.plan.gpus, job.plan.sequence].append(job)
-    for one, other in (pair for group in groups.values() for pair in combinations(group, 2)):
-        if one.plan == other.plan:
+    for first, second in (pair for group in groups.values() for pair in combinations(group, 2)):
+        if first.plan == second.plan:
             continue
-        a, b = (job.seconds / job.plan.batch for job in (one, other))
+        a, b = (job.seconds / job.plan.batch for job in (first, second))
         if max(a, b) > (1 + CLEAR) * min(a, b):
             predicted_a, predicted_b = (ratios[job.row_id] * job.seconds / job.plan.batch
-                                        for job in (one, other))
-            named.append((predicted_a < predicted_b) == (a < b))
-    return named
+                                        for job in (first, second))
+            results.append((predicted_a < predicted_b) == (a < b))
+    return results
 
 
 # --- all published runs ---------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def median_errors():
     """Return the median errors (of step times, of memory) on all published runs, as fractions of
     the measured values.
     """
-    everything = score(all_runs())["all"]
-    return quantile(everything.times, 0.5), quantile(everything.memory, 0.5)
+    errors = score(all_runs())["all"]
+    return quantile(errors.times, 0.5), quantile(errors.memory, 0.5)
 
 
 def likely_range(model, plan, machine):
@@ -203,7 +203,7 @@ def likely_range(model, plan, machine):
     runs on this kind of GPU widen the range, as does a single source.
     """
     residuals = published_residuals()
-    here = [run for run in residuals if run.gpu == machine.family]  # whatever its kind
+    family_runs = [run for run in residuals if run.gpu == machine.family]  # whatever its kind
     kind = "with experts" if model.experts else "dense"
 
     def alike(runs, **traits):
@@ -212,22 +212,22 @@ def likely_range(model, plan, machine):
 
     precision, tool = {"precision": plan.precision}, {"tool": plan.tool}
     for similar, words in (
-            (alike(here, **precision, **tool), f"{plan.tool} on {machine.family}, {kind}, "
-                                               f"{plan.precision}"),
-            (alike(here, **precision), f"{kind}, {plan.precision}, on {machine.family}"),
-            (alike(here), f"{kind}, on {machine.family}"),
+            (alike(family_runs, **precision, **tool),
+             f"{plan.tool} on {machine.family}, {kind}, {plan.precision}"),
+            (alike(family_runs, **precision), f"{kind}, {plan.precision}, on {machine.family}"),
+            (alike(family_runs), f"{kind}, on {machine.family}"),
             (alike(residuals, **precision), f"{kind}, {plan.precision}, on any GPU"),
             (alike(residuals), f"{kind}, on any GPU")):
         if len(similar) >= SIMILAR_RUNS:
             break
-    ranges, of_here = [percentiles(similar)], ""
+    ranges, suffix = [percentiles(similar)], ""
     if "any GPU" in words:
-        others = [run for run in here if run not in similar]
-        if len(others) >= SIMILAR_RUNS:
-            ranges.append(percentiles(others))
-        of_here = (f", and of {len(others)} of other kinds on {machine.family}"
-                   if len(ranges) > 1 else f", {len(here) - len(others)} of them on "
-                   f"{machine.family}")
+        rest = [run for run in family_runs if run not in similar]
+        if len(rest) >= SIMILAR_RUNS:
+            ranges.append(percentiles(rest))
+        suffix = (f", and of {len(rest)} of other kinds on {machine.family}"
+                  if len(ranges) > 1 else f", {len(family_runs) - len(rest)} of them on "
+                  f"{machine.family}")
     low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     measured = f"{low:.2f} to {high:.2f}"
     is_wider, wider = len({run.source for run in similar}) == 1, 1 + LEFT_OUT["time"][1]
@@ -236,7 +236,7 @@ def likely_range(model, plan, machine):
     side = ": most were slower" if low > 1 else ": most were faster" if high < 1 else ""
     furthest = max((run.ratio for run in similar), key=lambda ratio: max(ratio, 1 / ratio))
     return low, high, (
-        f"80% of {len(similar)} published runs ({words}){of_here} took {measured} "
+        f"80% of {len(similar)} published runs ({words}){suffix} took {measured} "
         f"times the predicted time{side}, the furthest {furthest:.2f}; "
         f"{sum(run.in_fit for run in similar)} were used in the fit"
         + (f". All are of one source, so the range is {wider - 1:.0%} wider on both sides: so far "

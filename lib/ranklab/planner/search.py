@@ -120,18 +120,18 @@ def distinct(candidates, top=5):
     The layouts of a kind have the same tool, tp and pp; the fastest of them is shown. If there
     are too few kinds, more fields distinguish them.
     """
-    shown = []
+    selection = []
     for names in KINDS:
         kind, groups = attrgetter(*names), {}
         for layout in candidates:
             groups.setdefault(kind(layout.plan), []).append(layout)
         for best in sorted((min(group, key=rank) for group in groups.values()), key=rank):
-            plans = [layout.plan for layout in shown]
+            plans = [layout.plan for layout in selection]
             is_new = kind(best.plan) not in map(kind, plans)
-            if is_new and (len(shown) < top
+            if is_new and (len(selection) < top
                            or best.plan.tool not in {plan.tool for plan in plans}):
-                shown.append(best)
-    return sorted(shown, key=rank)
+                selection.append(best)
+    return sorted(selection, key=rank)
 
 
 def rank(layout):

@@ -19,7 +19,7 @@ class Change(NamedTuple):
     same           whether the layout stays the same, apart from the number of micro-batches
     """
 
-    what: str
+    quantity: str
     factor: float
     request: Request
     best: Found | None
@@ -33,32 +33,32 @@ def changes(request, layouts, best, watch=iter):
     layouts  from request.search(); best: the one of them in use
     """
     rows = []
-    for what, factor in product(QUANTITIES, (0.5, 2)):
-        changed = change_request(request, what, factor)
-        if not changed:
+    for quantity, factor in product(QUANTITIES, (0.5, 2)):
+        variant = change_request(request, quantity, factor)
+        if not variant:
             continue
-        if what in ("link", "network"):  # the same fit; a step is at most twice as fast or slow
+        if quantity in ("link", "network"):  # the same fit; a step is at most twice as fast or slow
             near = [layout for layout in layouts
                     if layout.step.total <= 2 * layouts[0].step.total]
             new = sorted((layout._replace(step=step_time(request.model, layout.plan,
-                                                         changed.machine))
+                                                         variant.machine))
                           for layout in near), key=lambda layout: layout.step.total)
         else:
             try:
-                new = changed.search(watch)
+                new = variant.search(watch)
             except NoLayout:
                 new = []
-        rows.append(Change(what, factor, changed, *best_of(new, best)))
+        rows.append(Change(quantity, factor, variant, *best_of(new, best)))
     return rows
 
 
-def change_request(request, what, factor):
+def change_request(request, quantity, factor):
     """Return the changed Request; None if a half is not a whole number."""
-    if what in ("link", "network"):
-        speed = factor * getattr(request.machine, what)
-        return replace(request, machine=replace(request.machine, **{what: speed}))
-    sizes = {what.lower(): factor * getattr(request, what.lower())}
-    if what == "sequence":
+    if quantity in ("link", "network"):
+        speed = factor * getattr(request.machine, quantity)
+        return replace(request, machine=replace(request.machine, **{quantity: speed}))
+    sizes = {quantity.lower(): factor * getattr(request, quantity.lower())}
+    if quantity == "sequence":
         sizes["batch"] = request.batch / factor
     if any(size != int(size) for size in sizes.values()):
         return None

@@ -138,7 +138,7 @@ def refuse(plan, model, machine, gpus, sequence, batch):
     """Raise a ValueError that explains why no tool runs this plan, if none does."""
     default = Plan(**usual(plan.tool, machine))
     fixed = {field.name for field in fields(Plan)} - set(FREE)
-    changed = [name for name in sorted(fixed) if getattr(plan, name) != getattr(default, name)]
+    names = [name for name in sorted(fixed) if getattr(plan, name) != getattr(default, name)]
     stages_of_zero = {"megatron": (0, 1), "torchtitan": (0, 2, 3), "deepspeed": (0, 1, 2, 3),
                       "ours": (0, 1, 3)}[plan.tool]
     pieces, stages = plan.micro_batches, plan.pp * plan.virtual
@@ -174,7 +174,7 @@ def refuse(plan, model, machine, gpus, sequence, batch):
                                               or plan.pp > 1 and plan.zero > 1),
         f"{plan.tool} keeps its optimizer on the GPU": plan.offload and (
             plan.tool != "deepspeed" or not plan.zero),
-        f"{plan.tool} has {', '.join(changed)} as usual(tool, machine) says": bool(changed)}
+        f"{plan.tool} has {', '.join(names)} as usual(tool, machine) says": bool(names)}
     for rule, holds in rules.items():
         if holds:
             raise ValueError(f"{plan.words()}: {rule}")

@@ -114,9 +114,9 @@ def context_exchanges(model, plan, placement):
     if plan.cp == 1:
         return ()
     heads = max(1, model.kv_heads / plan.tp)
-    both = ring_bytes(plan.sequence, heads, model.head_size, plan.cp)
+    total = ring_bytes(plan.sequence, heads, model.head_size, plan.cp)
     forward = ring_bytes(plan.sequence, heads, model.head_size, plan.cp, backward=False)
-    nbytes = plan.micro_batch * (both + forward * plan.rerun_share)
+    nbytes = plan.micro_batch * (total + forward * plan.rerun_share)
     return (Exchange((Message("send", nbytes, placement.context),), latency=2 * plan.cp * HOP),)
 
 

@@ -58,7 +58,7 @@ def assumptions(model, plan, machine):
     ranks = {"data": plan.copies, "tensor": plan.tp, "context": plan.cp, "pipeline": plan.pp}
     messages = HIDDEN[plan.tool]
     rows = [(f"{messages[axis]} hidden",
-             {"hides": tuple(other for other in plan.hides if other != axis)})
+             {"hides": tuple(name for name in plan.hides if name != axis)})
             for axis in plan.hides if ranks.get(axis, 1) > 1 and axis in messages]
     if plan.attention == "tuned":
         rows.append(("attention by cuDNN or FlashAttention 3", {"attention": "flash"}))

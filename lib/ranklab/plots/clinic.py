@@ -24,13 +24,13 @@ def symptoms(title=None):
         for name, diseases in part:
             ax.text(-0.6, row, name, ha="right", va="center", fontweight="bold")
             row += 1
-            for disease, shown in diseases.items():
+            for disease, signs in diseases.items():
                 ax.text(-0.6, row, disease.replace("_", " "), ha="right", va="center", fontsize=9)
                 ax.plot((-0.5, 7.5), (row, row), color=FAINT, lw=0.6, zorder=0)
                 for column, sign in enumerate(COLUMNS):
-                    if shown == {sign} == {PROCESS}:
+                    if signs == {sign} == {PROCESS}:
                         ax.plot(column, row, "D", color=TONES[1], markersize=9)
-                    elif sign in shown:
+                    elif sign in signs:
                         ax.plot(column, row, "s", color=TONES[0], markersize=11)
                     else:
                         ax.plot(column, row, ".", color=FAINT, markersize=4)
@@ -39,10 +39,10 @@ def symptoms(title=None):
             ax.text(column, -0.6, sign, rotation=60, ha="left", va="center", fontsize=9,
                     rotation_mode="anchor")
         ax.set(xlim=(-5, 9), ylim=(13.5, -5))
-    every = [shown for diseases in SYMPTOMS.values() for shown in diseases.values()]
-    wrong = sum(PROCESS in shown for shown in every)
-    silent = sum(shown == {PROCESS} for shown in every)
-    fig.suptitle(f"{wrong} of {len(every)} diseases differ from one process, and {silent} of these "
+    sets = [signs for diseases in SYMPTOMS.values() for signs in diseases.values()]
+    wrong = sum(PROCESS in signs for signs in sets)
+    silent = sum(signs == {PROCESS} for signs in sets)
+    fig.suptitle(f"{wrong} of {len(sets)} diseases differ from one process, and {silent} of these "
                  "show nothing else" if title is None else title)
     return fig
 
@@ -58,20 +58,20 @@ def waits(calls, title="A circle of waits"):
     clean(square)
     clean(rows)
     places = {rank: (2 * (rank % 2), -1.6 * (rank // 2)) for rank in range(4)}
-    for rank, mine in enumerate(calls):
-        group, what = mine[-1]
-        for other in group:
-            made = sum(each[0] == group for each in calls[other])
-            if made < sum(each[0] == group for each in mine):
-                _wait(square, places[rank], places[other], _name(group), what)
+    for rank, rank_calls in enumerate(calls):
+        group, call = rank_calls[-1]
+        for peer in group:
+            count = sum(each[0] == group for each in calls[peer])
+            if count < sum(each[0] == group for each in rank_calls):
+                _wait(square, places[rank], places[peer], _name(group), call)
     for rank, place in places.items():
         disc(square, *place, rank, 0.25, fontweight="bold")
     square.set(xlim=(-1.1, 3.1), ylim=(-2.2, 0.6), aspect="equal")
-    for rank, mine in enumerate(calls):
+    for rank, rank_calls in enumerate(calls):
         rows.text(-0.95, -rank, f"rank {rank}", ha="right", va="center", fontweight="bold")
-        for number, (group, what) in enumerate(mine):
-            last = number == len(mine) - 1
-            box(rows, 1.75 * number, -rank, f"{_name(group)} {_members(group)}:\n{what}",
+        for number, (group, call) in enumerate(rank_calls):
+            last = number == len(rank_calls) - 1
+            box(rows, 1.75 * number, -rank, f"{_name(group)} {_members(group)}:\n{call}",
                 STANDING if last else PALE, width=1.6, height=0.86, fontsize=9)
     rows.text(0, 0.65, "done", ha="center")
     rows.text(1.75, 0.65, "waits here", ha="center")
@@ -81,16 +81,16 @@ def waits(calls, title="A circle of waits"):
     return fig
 
 
-def _wait(ax, start, end, name, what):
+def _wait(ax, start, end, name, call):
     """Draw an arrow between two places, with its words outside the square."""
     (x, y), (to_x, to_y) = start, end
     arrow(ax, (x + 0.16 * (to_x - x), y + 0.2 * (to_y - y)),
           (x + 0.84 * (to_x - x), y + 0.8 * (to_y - y)), lw=2)
     if y == to_y:
-        ax.text(1, y + (0.14 if y == 0 else -0.14), f"{name}: {what}", ha="center",
+        ax.text(1, y + (0.14 if y == 0 else -0.14), f"{name}: {call}", ha="center",
                 va="bottom" if y == 0 else "top", fontsize=9)
     else:
-        ax.text(x + (-0.14 if x == 0 else 0.14), (y + to_y) / 2, f"{name}:\n{what}",
+        ax.text(x + (-0.14 if x == 0 else 0.14), (y + to_y) / 2, f"{name}:\n{call}",
                 ha="right" if x == 0 else "left", va="center", fontsize=9)
 
 
@@ -113,11 +113,11 @@ def orders(calls, title="The k-th call of each rank"):
     longest = max(map(len, calls))
     fig, ax = figure(8.4, 0.62 * len(calls) + 0.6)
     clean(ax)
-    for rank, mine in enumerate(calls):
+    for rank, rank_calls in enumerate(calls):
         ax.text(-0.6, -rank, f"rank {rank}", ha="right", va="center", fontweight="bold")
-        for number, what in enumerate(mine):
+        for number, call in enumerate(rank_calls):
             differs = first is not None and number >= first
-            box(ax, number, -rank, what, STANDING if differs else PALE, width=0.94, height=0.86,
+            box(ax, number, -rank, call, STANDING if differs else PALE, width=0.94, height=0.86,
                 fontsize=9, fontweight="bold" if differs else "normal")
     for number in range(longest):
         ax.text(number, 0.62, f"call {number}", ha="center", fontsize=9)
@@ -133,14 +133,14 @@ def restarts(runs, stop, first=4, title="After a restart"):
     runs: {disease: (losses of a run without a stop, losses as found)}
     """
     fig, axes = figure(8.2, 3.2, cols=len(runs), sharey=True)
-    for ax, (name, (usual, found)) in zip(axes, runs.items()):
+    for ax, (name, (usual, losses)) in zip(axes, runs.items()):
         steps = range(first, len(usual))
         line(ax, steps, usual[first:], 0, "never stopped")
-        line(ax, steps, found[first:], 1, "stopped, and went on")
+        line(ax, steps, losses[first:], 1, "stopped, and went on")
         ax.axvline(stop - 0.5, color=INK, linewidth=0.8, linestyle=":")
-        for one, other in ((usual, found), (found, usual)):
-            above = one[stop] > other[stop]
-            ax.annotate(f"{one[stop]:.2f}", (stop, one[stop]), (6, 6) if above else (-30, -10),
+        for a, b in ((usual, losses), (losses, usual)):
+            is_above = a[stop] > b[stop]
+            ax.annotate(f"{a[stop]:.2f}", (stop, a[stop]), (6, 6) if is_above else (-30, -10),
                         textcoords="offset points")
         ax.set(xlabel="step", title=name)
     axes[0].set_ylabel("loss of the step")

@@ -33,10 +33,10 @@ def recorded(recording, alarm=None, title=""):
         ax.set_ylabel(words)
     for ax in axes[-1]:
         ax.set_xlabel("minutes (dotted: it begins)")
-    named = ", ".join(map(str, recording.sick))
+    ranks = ", ".join(map(str, recording.sick))
     fig.suptitle(title or f"An emulated run, {recording.kind}: " + (
-        f"only rank {named} differs" if len(recording.sick) == 1 else
-        f"only ranks {recording.sick[0]} to {recording.sick[-1]} differ" if named else
+        f"only rank {ranks} differs" if len(recording.sick) == 1 else
+        f"only ranks {recording.sick[0]} to {recording.sick[-1]} differ" if ranks else
         "no rank is sick"))
     return fig
 
@@ -49,17 +49,17 @@ def step_times(series, factor, fired=()):
     fired: the result of alerts.alerts; a line marks the first alert
     """
     fig, ax = figure(8, 3.2)
-    named = {dict(labels)["rank"]: points for labels, points in series.items()}
+    curves = {dict(labels)["rank"]: points for labels, points in series.items()}
     slow = {labels["rank"] for _, labels in fired}
-    at = {}
-    for rank, points in named.items():
+    moments = {}
+    for rank, points in curves.items():
         values = [(t / 60, x) for t, x in points if x is not None]
         for t, x in values:
-            at.setdefault(t, []).append(x)
+            moments.setdefault(t, []).append(x)
         ax.plot(*zip(*values), color=TONES[1] if rank in slow else FAINT, zorder=2 + (rank in slow),
                 linewidth=1.3 if rank in slow else 0.7, label=f"rank {rank}" * (rank in slow))
-    minutes = sorted(at)
-    ax.plot(minutes, [factor * np.median(at[t]) for t in minutes], color=INK, linewidth=0.9,
+    minutes = sorted(moments)
+    ax.plot(minutes, [factor * np.median(moments[t]) for t in minutes], color=INK, linewidth=0.9,
             linestyle=":", label=f"{factor} x the median of the moment")
     if fired:
         ax.axvline(fired[0][0] / 60, color=TONES[0], linestyle="--", linewidth=1.4,
@@ -81,10 +81,10 @@ def alarms(scores, title=None):
     fig, ax = figure(8, 3.2)
     kinds = list(next(iter(scores.values())).seconds)
     width = 0.8 / len(scores)
-    for index, (name, found) in enumerate(scores.items()):
-        means = [np.mean(found.seconds[kind]) for kind in kinds]
+    for index, (name, score) in enumerate(scores.items()):
+        means = [np.mean(score.seconds[kind]) for kind in kinds]
         bars(ax, np.arange(len(kinds)) + width * index, means, index,
-             f"{name}: {len(found.false)} false of {len(found.points)}", width=width)
+             f"{name}: {len(score.false)} false of {len(score.points)}", width=width)
     ax.set_xticks(np.arange(len(kinds)) + 0.4 - width / 2, kinds)
     if title is None:
         title = "; ".join(f"{name} finds {sum(np.mean(each.seconds[kind]) < 900 for kind in kinds)}"

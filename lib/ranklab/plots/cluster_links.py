@@ -16,34 +16,34 @@ def rings(log, title=None):
 
     log: an NcclLog
     """
-    shown = sorted(log.rings)[:MOST]
-    size = max((len(log.rings[channel]) for channel in shown), default=1)
-    fig, ax = figure(min(9.0, 2.2 + 0.55 * size), 1.2 + 0.62 * max(1, len(shown)))
+    channels = sorted(log.rings)[:MOST]
+    size = max((len(log.rings[channel]) for channel in channels), default=1)
+    fig, ax = figure(min(9.0, 2.2 + 0.55 * size), 1.2 + 0.62 * max(1, len(channels)))
     nodes = sorted(log.hosts.values())
     node_of = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
-    leaving = []
-    for row, channel in enumerate(shown):
+    exits = []
+    for row, channel in enumerate(channels):
         ring = log.rings[channel]
         for place, rank in enumerate(ring):
-            after = ring[(place + 1) % len(ring)]
-            via = log.links.get((channel, rank, after), "")
-            crosses = node_of.get(rank) != node_of.get(after)
-            leaving += [rank] * crosses
+            successor = ring[(place + 1) % len(ring)]
+            link = log.links.get((channel, rank, successor), "")
+            crosses = node_of.get(rank) != node_of.get(successor)
+            exits += [rank] * crosses
             ax.annotate("", (place + 0.72, row), (place + 0.28, row), arrowprops={
                 "arrowstyle": "->", "color": TONES[1] if crosses else INK,
-                "linewidth": 2.2 if crosses else 1.0, "linestyle": "-" if via else ":"})
+                "linewidth": 2.2 if crosses else 1.0, "linestyle": "-" if link else ":"})
             even = node_of.get(rank, 0) % 2 == 0
             ax.text(place, row, rank, ha="center", va="center", fontsize=8 if size < 20 else 5,
                     bbox={"boxstyle": "round,pad=0.25", "edgecolor": INK, "linewidth": 0.8,
                           "facecolor": "white" if even else FAINT})
     if title is None:
-        by = len(set(leaving))
-        title = f"{len(shown)} rings leave a node {len(leaving)} times, " + (
-            "each time by another rank" if by == len(leaving) else f"by {by} ranks")
-    ax.set(xlim=(-0.6, size), ylim=(max(1, len(shown)) - 0.4, -0.6), title=title,
+        count = len(set(exits))
+        title = f"{len(channels)} rings leave a node {len(exits)} times, " + (
+            "each time by another rank" if count == len(exits) else f"by {count} ranks")
+    ax.set(xlim=(-0.6, size), ylim=(max(1, len(channels)) - 0.4, -0.6), title=title,
            xlabel=f"order of the ranks in the ring; {len(nodes)} nodes, white and grey by turns\n"
            "thick arrows go to another node, the last one back to the first rank")
-    ax.set_yticks(range(len(shown)), [f"channel {channel}" for channel in shown])
+    ax.set_yticks(range(len(channels)), [f"channel {channel}" for channel in channels])
     ax.set_xticks([])
     ax.grid(visible=False)
     return fig
@@ -85,11 +85,11 @@ def pairs(outputs, title="A slow node is a thin cross, slow uplinks are a wide o
         for row, column in ((a, b), (b, a)):
             square[nodes.index(row), nodes.index(column)] = rates[max(rates)] if rates else 0.0
     fig, ax = figure(6.4, 4.6)
-    shown = ax.imshow(square, cmap="Greys_r", vmin=0.5 * np.nanmax(square))
-    every = range(0, len(nodes), max(1, len(nodes) // 8))
-    ax.set_xticks(every, [nodes[i] for i in every], rotation=90)
-    ax.set_yticks(every, [nodes[i] for i in every])
+    image = ax.imshow(square, cmap="Greys_r", vmin=0.5 * np.nanmax(square))
+    ticks = range(0, len(nodes), max(1, len(nodes) // 8))
+    ax.set_xticks(ticks, [nodes[i] for i in ticks], rotation=90)
+    ax.set_yticks(ticks, [nodes[i] for i in ticks])
     ax.grid(visible=False)
     ax.set(title=title)
-    fig.colorbar(shown, ax=ax, label="busbw of the pair, GB/s")
+    fig.colorbar(image, ax=ax, label="busbw of the pair, GB/s")
     return fig

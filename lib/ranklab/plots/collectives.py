@@ -78,9 +78,9 @@ def steps(messages, ranks, nodes=1, title=None, cols=None):
         if step > n_steps:
             clean(ax)
             continue
-        now = [m for m in flat if m.step == step - 1]
-        held = _deliver(held, now)
-        _panel(ax, held, now, ranks // nodes)
+        arrivals = [m for m in flat if m.step == step - 1]
+        held = _deliver(held, arrivals)
+        _panel(ax, held, arrivals, ranks // nodes)
         ax.set_title("start" if step == 0 else f"step {step}")
         for m in flat if step == 0 else ():
             if m.step == 0:
@@ -100,14 +100,14 @@ def steps(messages, ranks, nodes=1, title=None, cols=None):
 
 def _deliver(held, messages):
     """Return the data held after `messages`: partial sums are added, finished sums kept."""
-    after = [list(row) for row in held]
+    result = [list(row) for row in held]
     for m in messages:
-        mine = held[m.to][m.chunk]
-        after[m.to][m.chunk] = m.summed if mine & m.summed else mine | m.summed
-    return after
+        cell = held[m.to][m.chunk]
+        result[m.to][m.chunk] = m.summed if cell & m.summed else cell | m.summed
+    return result
 
 
-def _panel(ax, held, arrived, per_node):
+def _panel(ax, held, arrivals, per_node):
     ranks = len(held)
     counts = np.array([[len(cell) for cell in row] for row in held])  # (rank, chunk)
     ax.imshow(counts, cmap=SHADES, vmin=0, vmax=ranks, aspect="equal")
@@ -115,7 +115,7 @@ def _panel(ax, held, arrived, per_node):
         for chunk, count in enumerate(row):
             colour = "white" if count > 0.6 * ranks else INK
             ax.text(chunk, rank, count, ha="center", va="center", color=colour, fontsize=9)
-    for m in arrived:
+    for m in arrivals:
         dashes = "-" if m.sender // per_node == m.to // per_node else (0, (1.6, 1))
         _frame(ax, m.chunk, m.to, dashes)
     bare_grid(ax, range(ranks), [f"rank {rank}" for rank in range(ranks)])
@@ -154,10 +154,10 @@ def tree(bytes_to, root=0):
     for rank, x in place.items():  # from then on it has the data
         ax.plot((x, x), (rounds[rank], last), color=FAINT, lw=1.5, zorder=0)
         disc(ax, x, rounds[rank], rank, 0.24, fontsize=11, fontweight="bold")
-    for sender, to in edges:
-        start = place[sender], rounds[to] - 1
+    for sender, receiver in edges:
+        start = place[sender], rounds[receiver] - 1
         ax.plot(*start, ".", color=INK, zorder=1)
-        arrow(ax, start, (place[to], rounds[to]), zorder=1, arrowstyle="-|>", lw=1.8,
+        arrow(ax, start, (place[receiver], rounds[receiver]), zorder=1, arrowstyle="-|>", lw=1.8,
               color=TONES[1], shrinkB=12)
     for number in range(last + 1):
         ax.text(-0.7, number, f"round {number}" if number else "start", ha="right", va="center")
@@ -171,12 +171,12 @@ def tree(bytes_to, root=0):
 def _branch(bytes_to, rank, rounds, edges, order):
     """Fill in the round of all ranks below `rank`, the edges, and an order without crossings."""
     order.append(rank)
-    reached = [to for to in bytes_to[rank] if to not in rounds]
-    for number, to in enumerate(reached, rounds[rank] + 1):
-        rounds[to] = number
-        edges.append((rank, to))
-    for to in reversed(reached):
-        _branch(bytes_to, to, rounds, edges, order)
+    receivers = [receiver for receiver in bytes_to[rank] if receiver not in rounds]
+    for number, receiver in enumerate(receivers, rounds[rank] + 1):
+        rounds[receiver] = number
+        edges.append((rank, receiver))
+    for receiver in reversed(receivers):
+        _branch(bytes_to, receiver, rounds, edges, order)
 
 
 @styled
@@ -197,14 +197,14 @@ def traffic_matrices(tables):
 
 def _matrix(ax, bytes_to, most):
     R = len(bytes_to)
-    table = np.array([[sent.get(to, 0) for to in range(R)] for sent in bytes_to])  # (from, to)
+    table = np.array([[sent.get(peer, 0) for peer in range(R)] for sent in bytes_to])  # (from, to)
     ax.imshow(table, cmap=SHADES, vmin=0, vmax=most, aspect="auto")
-    for sender, to in np.ndindex(R, R):
-        n = table[sender, to]
+    for sender, peer in np.ndindex(R, R):
+        n = table[sender, peer]
         colour = "white" if n > 0.6 * most else INK if n else FAINT
-        ax.text(to, sender, human_bytes(n) if n else "-", ha="center", va="center", color=colour,
+        ax.text(peer, sender, human_bytes(n) if n else "-", ha="center", va="center", color=colour,
                 fontsize=8.5)
-        ax.add_patch(Rectangle((to - 0.5, sender - 0.5), 1, 1, fill=False, ec=FAINT, lw=0.6))
+        ax.add_patch(Rectangle((peer - 0.5, sender - 0.5), 1, 1, fill=False, ec=FAINT, lw=0.6))
     bare_grid(ax, range(R), range(R))
     ax.set(xlabel="to rank", ylabel="from rank")
 
@@ -242,8 +242,8 @@ def differing_bits(shares):
     for index, R in enumerate(ranks):
         heights = [100 * of_ranks[R] for of_ranks in shares.values()]
         places = np.arange(len(shares)) + (index - (len(ranks) - 1) / 2) * 0.8 / len(ranks)
-        drawn = bars(ax, places, heights, index, f"{R} ranks", width=0.8 / len(ranks))
-        ax.bar_label(drawn, [f"{height:.0f}" for height in heights], fontsize=9)
+        container = bars(ax, places, heights, index, f"{R} ranks", width=0.8 / len(ranks))
+        ax.bar_label(container, [f"{height:.0f}" for height in heights], fontsize=9)
     same = [way for way, of_ranks in shares.items() if not any(of_ranks.values())]
     title = f"The same bits on any number of ranks: {', '.join(same) or 'none of these ways'}"
     ax.set(ylabel="% of the sums differ\nfrom one rank", ylim=(0, 100), title=title)
@@ -311,10 +311,10 @@ def slow_link(ratios, seconds, measured=None, setting=None):
 def _crossing(ratios, seconds):
     """Return the title of slow_link, by the model of two algorithms."""
     (first, slow), (second, fast) = seconds.items()
-    ahead = np.subtract(slow, fast)  # the seconds that the second one saves
-    where = np.flatnonzero(ahead > 1e-9 * np.array(slow))
-    if not len(where) or not where[0]:
-        return f"By the model, {second if len(where) else first} is never slower"
-    at = where[0]
-    ratio = np.interp(0, ahead[at - 1:at + 1], ratios[at - 1:at + 1])
+    gain = np.subtract(slow, fast)  # the seconds that the second one saves
+    places = np.flatnonzero(gain > 1e-9 * np.array(slow))
+    if not len(places) or not places[0]:
+        return f"By the model, {second if len(places) else first} is never slower"
+    index = places[0]
+    ratio = np.interp(0, gain[index - 1:index + 1], ratios[index - 1:index + 1])
     return f"From a factor of {ratio:.2g} on, {second} is faster (model)"

@@ -19,11 +19,11 @@ def masks(plans):
     """
     fig, axes = figure(8.2, 2.2 + 1.5 * len(plans), rows=len(plans), cols=2, squeeze=False,
                        width_ratios=(1, 1.2))
-    for (ax, beside), (title, positions) in zip(axes, plans.items()):
+    for (ax, right), (title, positions) in zip(axes, plans.items()):
         tokens = positions.numel()
         owner = torch.empty(tokens, dtype=torch.long)
-        for rank, mine in enumerate(positions):
-            owner[mine] = rank
+        for rank, places in enumerate(positions):
+            owner[places] = rank
         for query in range(tokens):
             for key in range(tokens):
                 ax.add_patch(_cell(key, query, TONES[owner[query]] if key <= query else "white"))
@@ -33,13 +33,13 @@ def masks(plans):
         bare_grid(ax, range(tokens), [f"{part}: rank {owner[part]}" for part in range(tokens)])
         ax.set(xlim=(-0.6, tokens - 0.4), ylim=(tokens - 0.4, -0.6), aspect="equal", title=title,
                xlabel="keys (in the cell: the rank that has them)", ylabel="queries")
-        work = [sum(len(seen.rows) * len(seen.keys) if seen.mask is None else int(seen.mask.sum())
-                    for seen in causal_blocks(positions, rank)) for rank in range(len(positions))]
+        work = [sum(len(part.rows) * len(part.keys) if part.mask is None else int(part.mask.sum())
+                    for part in causal_blocks(positions, rank)) for rank in range(len(positions))]
         for rank, scores in enumerate(work):
-            bars(beside, [rank], [scores], rank)
-        beside.axhline(sum(work) / len(work), color=INK, lw=1, ls="--")
-        beside.set(ylim=(0, tokens * 2), title=_who_waits(work), xticks=range(len(work)),
-                   xlabel="rank", ylabel="blocks of scores")
+            bars(right, [rank], [scores], rank)
+        right.axhline(sum(work) / len(work), color=INK, lw=1, ls="--")
+        right.set(ylim=(0, tokens * 2), title=_who_waits(work), xticks=range(len(work)),
+                  xlabel="rank", ylabel="blocks of scores")
     return fig
 
 
@@ -83,8 +83,8 @@ def held_by_length(lengths, whole, tiled, at, budget=None, title=None):
     if title is None:
         held = {name: values[lengths.index(at)] for name, values in whole.items()}
         largest = max(held, key=held.get)
-        than = "everything else" if 2 * held[largest] > sum(held.values()) else "each of the others"
-        title = f"At {at // 1024}K tokens the {largest} are larger than {than}"
+        rest = "everything else" if 2 * held[largest] > sum(held.values()) else "each of the others"
+        title = f"At {at // 1024}K tokens the {largest} are larger than {rest}"
     for index, (name, values) in enumerate(whole.items()):
         line(ax, lengths, values, index, name, linestyle="-")
         if name in tiled:
@@ -114,8 +114,8 @@ def by_ranks(ranks, seconds, title=None):
     """
     fig, ax = figure(7.4, 3.3)
     if title is None:
-        (name, first), *_, (_, alone) = seconds.items()
-        hidden = [R for R, time, least in zip(ranks, first, alone) if time < 1.02 * least]
+        (name, first), *_, (_, compute) = seconds.items()
+        hidden = [R for R, time, least in zip(ranks, first, compute) if time < 1.02 * least]
         title = f"The {name} hides its messages on up to {max(hidden)} ranks" if hidden else \
                 f"The {name} hides its messages nowhere"
     for index, (name, times) in enumerate(seconds.items()):
@@ -145,13 +145,13 @@ def by_position(losses):
         line(ax, places, values, 0, "")
         ax.set(title="Held-out loss by position", ylabel="nats per token")
         return fig
-    long, other = losses
-    gaps = [loss - value for (_, loss), value in zip(losses[other], values)]
+    first, second = losses
+    gaps = [loss - value for (_, loss), value in zip(losses[second], values)]
     bars(ax, places, gaps, 0, width=0.7 * (places[1] - places[0]))
     ax.axhline(gaps[0], color=TONES[1], lw=1.6, ls="--", label="as in the first part")
     later = sum(gaps[1:]) / len(gaps[1:]) - gaps[0]
     ax.set(title=f"In later parts the gap is {abs(later):.2f} nats "
                  f"{'larger' if later > 0 else 'smaller'} than in the first",
-           ylabel=f"nats per token:\n{other} minus {long}")
+           ylabel=f"nats per token:\n{second} minus {first}")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return fig

@@ -64,8 +64,8 @@ def timeline(events_per_rank, title="Who computes, and what travels meanwhile"):
         top = 2.7 * rank
         busy = merged([e for e in events if e.kind == "compute"], start, span / 2000)
         loading = merged([e for e in events if e.kind == "loader"], start, span / 2000)
-        for kind, seen in (("loader", loading), ("compute", busy)):
-            gantt(ax, [Span(top, a, b, kind, 0.8) for a, b in seen], lw=0.3)
+        for kind, spans in (("loader", loading), ("compute", busy)):
+            gantt(ax, [Span(top, a, b, kind, 0.8) for a, b in spans], lw=0.3)
         _phases(ax, events, start, top - 0.45)
         exposed = _all_reduces(ax, events, busy, start, span, top + 1)
         ax.text(1.01 * span, top + 1, f"{exposed:.3g} ms\nexposed", va="center", fontsize=9)
@@ -86,19 +86,19 @@ def bucket_plans(plans, ready, setting=None):
     exposed: backward has ended. A number counts the buckets. `setting`: the model and link.
     """
     fig, ax = figure(8.2, 0.5 * len(plans) + 1.5)
-    over = 1e3 * ready[-1]
-    gantt(ax, [Span(0, 0, over, "compute")])
+    limit = 1e3 * ready[-1]
+    gantt(ax, [Span(0, 0, limit, "compute")])
     for row, times in enumerate(plans.values(), 1):
         for number, (start, end) in enumerate(times, 1):
             a, b = 1e3 * start, 1e3 * end
-            gantt(ax, [Span(row, a, b, "hidden"), *([Span(row, max(a, over), b, "exposed")]
-                                                    if b > over else [])])
+            gantt(ax, [Span(row, a, b, "hidden"), *([Span(row, max(a, limit), b, "exposed")]
+                                                    if b > limit else [])])
             if b - a > 0.8:
                 boxed(ax, (a + b) / 2, row, number, fontsize=8)
     gantt(ax, [], dict(enumerate(["backward", *plans])))
-    ax.axvline(over, color=INK, lw=1, ls=":")
+    ax.axvline(limit, color=INK, lw=1, ls=":")
     ax.set(ylim=(len(plans) + 0.6, -0.6), xlabel="ms" + (f" ({setting})" if setting else ""),
-           title="; ".join(f"{name}: {max(0, 1e3 * times[-1][1] - over):.1f} ms exposed"
+           title="; ".join(f"{name}: {max(0, 1e3 * times[-1][1] - limit):.1f} ms exposed"
                            for name, times in plans.items()))
     kinds_below(fig, {"compute": "computes", "hidden": "all-reduce behind computing",
                       "exposed": "all-reduce exposed"})  # fmt: skip
@@ -109,13 +109,13 @@ def _phases(ax, events, start, y):
     """Label the starts of forward, backward and the optimizer above one rank's computation."""
     computing = sorted((e.start, e.end, e.name) for e in events if e.kind == "compute")
     backward = [begin for begin, _, name in computing if "backward" in name.lower()]
-    arrived = max((e.end for e in events if e.kind == "communication"), default=None)
+    arrival = max((e.end for e in events if e.kind == "communication"), default=None)
     begins = {"forward": computing[0][0]} if computing and backward else {}
     if backward:
         begins["backward"] = backward[0]
-    after = [begin for begin, _, _ in computing if arrived and begin >= arrived]
-    if after and backward:
-        begins["step"] = after[0]
+    starts = [begin for begin, _, _ in computing if arrival and begin >= arrival]
+    if starts and backward:
+        begins["step"] = starts[0]
     for name, begin in begins.items():
         x = 1e3 * (begin - start)
         ax.plot((x, x), (y - 0.35, y + 0.9), color=INK, lw=0.9)
@@ -157,12 +157,12 @@ def _without(a, b, busy):
 def speed_up(seconds):
     """Draw the speed-up over one rank; `seconds` is {name: {ranks: seconds}}."""
     fig, ax = figure(7, 3.2)
-    ranks = sorted({R for of in seconds.values() for R in of})
+    ranks = sorted({R for row in seconds.values() for R in row})
     line(ax, ranks, ranks, 3, "ideal", color=INK, marker="", linewidth=1.2)
-    for index, (name, of) in enumerate(seconds.items()):
-        times = [of[min(of)] / s for s in of.values()]
-        line(ax, list(of), times, index, name)
-        for R, faster in list(zip(of, times))[1:]:
+    for index, (name, row) in enumerate(seconds.items()):
+        times = [row[min(row)] / s for s in row.values()]
+        line(ax, list(row), times, index, name)
+        for R, faster in list(zip(row, times))[1:]:
             ax.annotate(f"{faster:.2f}", (R, faster), (0, 9 if index % 2 else -9), ha="center",
                         va="bottom" if index % 2 else "top", textcoords="offset points",
                         fontsize=9, color=TONES[index], fontweight="bold",
@@ -173,7 +173,7 @@ def speed_up(seconds):
     ax.yaxis.set_major_formatter("{x:g}")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_formatter(NullFormatter())
-    best = max(of[min(of)] / of[ranks[-1]] for of in seconds.values() if ranks[-1] in of)
+    best = max(row[min(row)] / row[ranks[-1]] for row in seconds.values() if ranks[-1] in row)
     ax.set(ylabel="speed-up over one rank", xlim=(ranks[0] / 1.15, ranks[-1] * 1.15),
            title=f"{ranks[-1]} ranks: at most {best:.1f} times as fast as one")
     ax.margins(y=0.12)
@@ -182,13 +182,13 @@ def speed_up(seconds):
 
 
 @styled
-def held_out_errors(found, title="Held-out errors, one point a seed"):
+def held_out_errors(results, title="Held-out errors, one point a seed"):
     """Draw the errors of rank 0's replica, and of the worst replica if that is a different one.
 
-    found: {name or number of ranks: [Run of each seed]}; the range of the first is a grey band
+    results: {name or number of ranks: [Run of each seed]}; the range of the first is a grey band
     """
-    fig, ax = figure(7, 0.38 * len(found) + 1.5)
-    for row, runs in enumerate(found.values()):
+    fig, ax = figure(7, 0.38 * len(results) + 1.5)
+    for row, runs in enumerate(results.values()):
         first, worst = ([100 * (1 - getattr(run, score)) for run in runs]
                         for score in ("accuracy", "worst"))
         if row == 0:
@@ -198,9 +198,9 @@ def held_out_errors(found, title="Held-out errors, one point a seed"):
             _range(ax, worst, row + 0.2, 1)
     line(ax, [], [], 0, "rank 0's replica")
     line(ax, [], [], 1, "the worst replica")
-    ax.set_yticks(range(len(found)), [f"{n} rank" + "s" * (n > 1) if isinstance(n, int) else n
-                                      for n in found])  # fmt: skip
-    ax.set_ylim(len(found) - 0.5, -0.5)
+    ax.set_yticks(range(len(results)), [f"{n} rank" + "s" * (n > 1) if isinstance(n, int) else n
+                                        for n in results])  # fmt: skip
+    ax.set_ylim(len(results) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="y", visible=False)
     ax.set_xscale("log")

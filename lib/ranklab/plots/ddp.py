@@ -72,9 +72,9 @@ def scaling(rows, setting=None):
     texts = {"weak": ("weak: a batch each", 9, "bottom"),
              "strong": ("strong: one batch", -10, "top")}
     for index, (kind, (label, shift, side)) in enumerate(texts.items()):
-        of = [row for row in rows if row.kind == kind]
-        line(ax, [r.ranks for r in of], [r.images_per_second for r in of], index, label)
-        for row in of[1:]:
+        group = [row for row in rows if row.kind == kind]
+        line(ax, [r.ranks for r in group], [r.images_per_second for r in group], index, label)
+        for row in group[1:]:
             ax.annotate(f"{row.efficiency:.0%}", (row.ranks, row.images_per_second), (0, shift),
                         textcoords="offset points", ha="center", va=side, fontsize=9,
                         color=TONES[index], fontweight="bold",

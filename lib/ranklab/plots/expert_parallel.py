@@ -50,10 +50,10 @@ def loads(runs, title=None):
     """
     fig, ax = figure(7.4, 3.2)
     ends = []
-    for index, (name, seen) in enumerate(runs.items()):
-        fullest = [max(map(max, layers)) for _, layers in seen]
+    for index, (name, history) in enumerate(runs.items()):
+        fullest = [max(map(max, layers)) for _, layers in history]
         ends.append(f"{fullest[-1]:.1f} {name}".strip())
-        line(ax, [step for step, _ in seen], fullest, index, name, markevery=4)
+        line(ax, [step for step, _ in history], fullest, index, name, markevery=4)
     ax.axhline(1, color=INK, lw=1)
     if title is None:
         title = f"At the end the fullest expert has {', '.join(ends)} times the mean load" \
@@ -136,9 +136,9 @@ def crossings(nodes, ways, title=None):
         line(ax, nodes, values, index, name)
     if title is None:
         first, second = list(ways.values())[:2]
-        saved = [1 - b / a for a, b in zip(first, second)]
-        title = (f"Once to a node saves {saved[0]:.0%} between {nodes[0]} nodes, "
-                 f"{saved[-1]:.0%} between {nodes[-1]}")
+        savings = [1 - b / a for a, b in zip(first, second)]
+        title = (f"Once to a node saves {savings[0]:.0%} between {nodes[0]} nodes, "
+                 f"{savings[-1]:.0%} between {nodes[-1]}")
     ax.set_xscale("log", base=2)
     ax.set(title=title, xlabel="nodes over which the experts are spread", xticks=nodes,
            xticklabels=nodes, ylabel="crossings of a token", ylim=(0, None))
@@ -157,9 +157,9 @@ def rounding(sizes, errors, title=None):
     for index, name in enumerate(names):
         line(ax, sizes, [each[name] for each in errors], index, name)
     if title is None:
-        at = min(range(len(sizes)), key=lambda i: abs(sizes[i] - 1000))
-        title = f"Outliers of {sizes[at]:,} times: " + ", ".join(
-            f"{name.split(',')[0]} is off by {100 * errors[at][name]:.3g}%" for name in names[:3:2])
+        k = min(range(len(sizes)), key=lambda i: abs(sizes[i] - 1000))
+        title = f"Outliers of {sizes[k]:,} times: " + ", ".join(
+            f"{name.split(',')[0]} is off by {100 * errors[k][name]:.3g}%" for name in names[:3:2])
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.set(title=title, xlabel="outliers, times the other numbers",

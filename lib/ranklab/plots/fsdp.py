@@ -31,9 +31,9 @@ def over_a_step(blocks=4, ranks=4, rank=1, title=None):
               if work.kind == "weights" and work.unit == block] for block in range(blocks)]
     for lane, times in enumerate([*whole, [(0, computes[-1].end)]], 1):
         for row in range(ranks):
-            kind, its = ("mine", [(0, end)]) if row == rank else ("whole", times)
+            kind, intervals = ("mine", [(0, end)]) if row == rank else ("whole", times)
             middle = lane - 0.4 + 0.8 * (row + 0.5) / ranks
-            spans += [Span(middle, *time, kind, 0.8 / ranks) for time in its]
+            spans += [Span(middle, *time, kind, 0.8 / ranks) for time in intervals]
     names = ["computes", *(f"block {block + 1}" for block in range(blocks)), "root"]
     gantt(ax, spans, dict(enumerate(names)), {"mine": MINE, "whole": WHOLE})
     ax.set(xlim=(0, end), ylim=(blocks + 1.6, -0.5), xticks=[], xlabel="time",
@@ -56,10 +56,10 @@ def rows(shares):
     longest = max(ranks * max(each) for each in shares.values())
     for lane, each in enumerate(shares.values()):
         place, most = 0, max(each)
-        for rank, mine in enumerate(each):
-            spans += [Span(lane, place, place + mine, rank, 0.7),
-                      Span(lane, place + mine, place + most, "zeros", 0.7)]
-            boxed(ax, place + (mine or most) / 2, lane, f"{rank}: {mine}", fontsize=8)
+        for rank, count in enumerate(each):
+            spans += [Span(lane, place, place + count, rank, 0.7),
+                      Span(lane, place + count, place + most, "zeros", 0.7)]
+            boxed(ax, place + (count or most) / 2, lane, f"{rank}: {count}", fontsize=8)
             place += most
         for row in range(1, place):
             ax.plot((row, row), (lane - 0.35, lane + 0.35), color="white", lw=0.8)
@@ -82,17 +82,17 @@ def hybrid(groups, per_node, title="One copy in each node; dashed: the same rows
     nodes = -(-len(groups) // per_node)
     fig, ax = figure(1.5 * per_node + 1, 1.1 * nodes + 0.6)
     clean(ax)
-    at = [(rank % per_node, rank // per_node) for rank in range(len(groups))]
+    xy = [(rank % per_node, rank // per_node) for rank in range(len(groups))]
     for node in range(nodes):
         ax.add_patch(Rectangle((-0.45, node - 0.33), per_node - 0.1, 0.66, facecolor="#eef2f5",
                                edgecolor=FAINT))
         ax.text(-0.55, node, f"node {node}", ha="right", va="center")
-    for both in groups:
-        for group, line, tone in zip(both, ("-", "--"), TONES):
+    for pair in groups:
+        for group, line, tone in zip(pair, ("-", "--"), TONES):
             for a, b in zip(group, group[1:]):
-                arrow(ax, at[a], at[b], zorder=1, arrowstyle="-", linestyle=line, color=tone, lw=2)
+                arrow(ax, xy[a], xy[b], zorder=1, arrowstyle="-", linestyle=line, color=tone, lw=2)
     for rank, (shards, _) in enumerate(groups):
         part = f"{shards.index(rank) + 1} of {len(shards)}"
-        box(ax, *at[rank], f"rank {rank}\nrows {part}", height=0.5, fontsize=9)
+        box(ax, *xy[rank], f"rank {rank}\nrows {part}", height=0.5, fontsize=9)
     ax.set(xlim=(-1.2, per_node - 0.4), ylim=(nodes - 0.5, -0.5), title=title)
     return fig

@@ -70,11 +70,11 @@ def timeline(phases, title=None):
     `phases` are (tensor, phase, start, end) of one step, from horovod.trace. Gradients whose
     all-reduces overlap were fused into one.
     """
-    began = min(phase[2] for phase in phases)
+    origin = min(phase[2] for phase in phases)
     of_tensor = {}
     for tensor, name, start, end in phases:
         kind = next(filter(name.endswith, PHASES), None)
-        of_tensor.setdefault(tensor, {})[kind] = start - began, end - began
+        of_tensor.setdefault(tensor, {})[kind] = start - origin, end - origin
     rows = _fused([each for each in of_tensor.values() if "_ALLREDUCE" in each])
     fig, ax = figure(8.2, 1.5 + 0.42 * len(rows))
     for kind, (label, looks) in PHASES.items():
@@ -82,15 +82,15 @@ def timeline(phases, title=None):
                  for starts, ends in [tuple(zip(*(each[kind] for each in fused if kind in each)))
                                       or ((0,), (0,))]]
         gantt(ax, spans, looks={label: looks}, lw=0, label=label)
-    asked = [(row, *each["NEGOTIATE_ALLREDUCE"]) for row, fused in enumerate(rows)
-             for each in fused if "NEGOTIATE_ALLREDUCE" in each]
-    ax.plot([start for _, start, _ in asked], [row for row, *_ in asked], linestyle="none",
+    requests = [(row, *each["NEGOTIATE_ALLREDUCE"]) for row, fused in enumerate(rows)
+                for each in fused if "NEGOTIATE_ALLREDUCE" in each]
+    ax.plot([start for _, start, _ in requests], [row for row, *_ in requests], linestyle="none",
             marker="|", markersize=10, color=INK, markeredgewidth=1, label="ready")
     gantt(ax, [], {row: f"{len(fused)} gradient{'s' * (len(fused) > 1)}"
                    for row, fused in enumerate(rows)})
     travels = sum(max(each["_ALLREDUCE"][1] for each in fused)
                   - min(each["_ALLREDUCE"][0] for each in fused) for fused in rows)
-    longest = human_seconds(max((end - start for _, start, end in asked), default=0))
+    longest = human_seconds(max((end - start for _, start, end in requests), default=0))
     ax.set(xlabel="time since the first gradient of this step was ready",
            ylim=(len(rows) - 0.4, -0.6), title=title or
            f"Gradients wait up to {longest} for other ranks; {len(rows)} all-reduces take "
@@ -102,12 +102,12 @@ def timeline(phases, title=None):
 
 def _fused(tensors):
     """Group the tensors, each {kind: (start, end)}, by the all-reduce that carried them."""
-    rows, over = [], None
+    rows, last_end = [], None
     for each in sorted(tensors, key=lambda each: each["_ALLREDUCE"]):
         start, end = each["_ALLREDUCE"]
-        if over is None or start >= over:
+        if last_end is None or start >= last_end:
             rows.append([])
-            over = end
+            last_end = end
         rows[-1].append(each)
     return rows
 
@@ -139,18 +139,18 @@ def fusion(sizes, thresholds, ranks, alpha, beta, fuse=fuse_tensors, title=None)
 
 
 @styled
-def searches(seen):
+def searches(runs):
     """Draw the thresholds that a tuner measured, on the curve of each workload.
 
-    `seen`: (NoisySteps, chosen) for each workload
+    `runs`: (NoisySteps, chosen) for each workload
     """
-    fig, axes = figure(8.2, 2.9, cols=len(seen))
-    for ax, (steps, chosen) in zip(axes, seen):
+    fig, axes = figure(8.2, 2.9, cols=len(runs))
+    for ax, (steps, chosen) in zip(axes, runs):
         workload = steps.workload
         grid = workload.grid()
         line(ax, grid, [workload.score(x) for x in grid], 0, "no noise", marker="")
-        asked = Counter(steps.asked)
-        for threshold, calls in asked.items():
+        counts = Counter(steps.asked)
+        for threshold, calls in counts.items():
             ax.plot(threshold, workload.score(threshold), "o", color=TONES[1], alpha=0.7,
                     markersize=2 + calls**0.5)
         ax.axvline(chosen, color=INK, lw=1, ls=DASHES[1])
@@ -158,6 +158,6 @@ def searches(seen):
         bytes_axis(ax.xaxis)
         ax.xaxis.set_major_locator(LogLocator(numticks=4))
     axes[0].set_ylabel("step, in times of the best")
-    worst = max(steps.workload.score(chosen) for steps, chosen in seen)
+    worst = max(steps.workload.score(chosen) for steps, chosen in runs)
     fig.suptitle(f"The chosen thresholds (dashed) cost at most {worst - 1:.0%} more than the best")
     return fig

@@ -40,14 +40,14 @@ def compared(rows):
     held.set_yticks(range(len(rows)), [row["name"] for row in rows])
     held.set_ylabel("dp x tp x pp")
     held.invert_yaxis()
-    others = 0
+    count = 0
     for line, row in enumerate(rows):
-        more = row["loss"] - rows[0]["loss"]
-        if abs(more) >= SAME:
-            others += 1
-            sent.text(1.02, line, f"loss {more:+.4f}", va="center", fontsize=9,
+        difference = row["loss"] - rows[0]["loss"]
+        if abs(difference) >= SAME:
+            count += 1
+            sent.text(1.02, line, f"loss {difference:+.4f}", va="center", fontsize=9,
                       transform=sent.get_yaxis_transform())
-    fig.suptitle(f"{others} of {len(rows)} layouts have another loss" if others else
+    fig.suptitle(f"{count} of {len(rows)} layouts have another loss" if count else
                  f"{len(rows)} layouts hold and send different bytes, and have one loss "
                  f"(within {SAME})")
     return fig
@@ -64,8 +64,8 @@ def along_axes(traffic, mesh, per_node, setting=""):
     inside = mesh.axes_inside(per_node)
     for line, axis in enumerate(mesh.axes):
         bars(ax, [line], [traffic[axis]], int(axis not in inside), barh=True)
-        where = "inside a node" if axis in inside else "between nodes"
-        ax.annotate(f"{human_bytes(traffic[axis])}, {where}", (traffic[axis], line), (5, 0),
+        place = "inside a node" if axis in inside else "between nodes"
+        ax.annotate(f"{human_bytes(traffic[axis])}, {place}", (traffic[axis], line), (5, 0),
                     textcoords="offset points", va="center")
     ax.set_yticks(range(len(mesh.axes)), [f"{axis} {size}" for axis, size in mesh.axes.items()])
     (second, less), (most, more) = sorted(traffic.items(), key=lambda each: each[1])[-2:]

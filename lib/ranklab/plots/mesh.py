@@ -19,8 +19,8 @@ def who_talks_to_whom(mesh, per_node=None):
     from square to square, they are faint, except for rank 0.
     """
     flat = 2 if per_node else 3  # in 3D one node would hide the next
-    at, width, height = _places(mesh, flat)
-    nodes = _nodes(at, per_node) if per_node else []
+    places, width, height = _places(mesh, flat)
+    nodes = _nodes(places, per_node) if per_node else []
     pad = 2.4 if nodes else 1.2  # their names are on the left
     rows = 1 if len(mesh.axes) * (width + pad) < 18 else len(mesh.axes)
     cols = len(mesh.axes) // rows
@@ -37,9 +37,9 @@ def who_talks_to_whom(mesh, per_node=None):
             ax.text(x - 0.55, (y + down) / 2, f"node {node}", ha="right", va="center", fontsize=9)
         for ranks in mesh.all_along(axis):
             for a, b in zip(ranks, ranks[1:]):
-                _link(ax, at[a], at[b], per_node and a // per_node != b // per_node, is_far,
+                _link(ax, places[a], places[b], per_node and a // per_node != b // per_node, is_far,
                       is_bold=not is_far or 0 in ranks or mesh.size <= 8)
-        for rank, place in enumerate(at):
+        for rank, place in enumerate(places):
             disc(ax, *place, rank, 0.28, fontsize=15 * scale)
         ax.set_title(_title(mesh, axis, per_node), fontsize=9.5)
         ax.set(xlim=(0.6 - pad, width + 0.6), ylim=(height + 0.5, -0.6), aspect="equal")
@@ -55,15 +55,15 @@ def _headline(mesh, per_node):
     return f"Between nodes: {leave}" + (f"; inside a node: {stay}" if stay else "")
 
 
-def _nodes(at, per_node):
+def _nodes(places, per_node):
     """Return (left, top, right, bottom) of each node's ranks; [] if such boxes would overlap."""
     boxes = []
-    for first in range(0, len(at), per_node):
-        x, y = zip(*at[first:first + per_node])
+    for first in range(0, len(places), per_node):
+        x, y = zip(*places[first:first + per_node])
         boxes.append((min(x), min(y), max(x), max(y)))
     inside = sum(left <= x <= right and top <= y <= bottom
-                 for left, top, right, bottom in boxes for x, y in at)
-    return boxes if inside == len(at) else []
+                 for left, top, right, bottom in boxes for x, y in places)
+    return boxes if inside == len(places) else []
 
 
 def _title(mesh, axis, per_node):
@@ -83,14 +83,14 @@ def _places(mesh, flat):
     pitch = 1 + BACK * (deep - 1)  # room for the ranks behind
     height = (sizes[1] - 1) * pitch + BACK * (deep - 1)
     width = (sizes[0] - 1) * pitch + BACK * (deep - 1)
-    at, boxes = [], mesh.size // math.prod(sizes[:flat])
+    places, boxes = [], mesh.size // math.prod(sizes[:flat])
     step = (width + 2, 0) if flat == 3 else (0, height + 1.6)
     for rank in range(mesh.size):
         right, down, back, *_ = [*reversed(mesh.coordinates(rank).values()), 0, 0, 0]
         number, back = rank // math.prod(sizes[:flat]), back if flat == 3 else 0
-        at.append((right * pitch + back * BACK + number * step[0],
-                   down * pitch + (deep - 1 - back) * BACK + number * step[1]))
-    return at, width + (boxes - 1) * step[0], height + (boxes - 1) * step[1]
+        places.append((right * pitch + back * BACK + number * step[0],
+                       down * pitch + (deep - 1 - back) * BACK + number * step[1]))
+    return places, width + (boxes - 1) * step[0], height + (boxes - 1) * step[1]
 
 
 def _link(ax, a, b, crosses, is_far, is_bold):

@@ -56,8 +56,8 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
     ranks: the ranks whose memory is drawn; None: those with the highest and with the lowest peak
     """
     spans, end, lanes = _from_zero(spans)
-    fig, (top, below) = figure(WIDTH, 0.36 * lanes + 2.2, rows=2, sharex=True,
-                               height_ratios=(0.36 * lanes, 1.1))
+    fig, (top, bottom) = figure(WIDTH, 0.36 * lanes + 2.2, rows=2, sharex=True,
+                                height_ratios=(0.36 * lanes, 1.1))
     _lanes(top, spans, end)
     lines = {rank: memory_line(spans, rank) for rank in range(lanes)}
     peak = {rank: max(held for _, held in line) for rank, line in lines.items()}
@@ -68,17 +68,17 @@ def timeline(spans, title=None, ranks=None, xlabel=UNIT):
         ranks = dict.fromkeys((max(peak, key=peak.get), min(peak, key=peak.get)))
     for index, rank in enumerate(ranks):
         times, held = zip((0, 0), *lines[rank], (end, 0))
-        below.step(times, held, where="post", color=TONES[index % 5], ls=DASHES[index % 5],
-                   label=f"rank {rank}, at most {peak[rank]}")
-    below.set(xlabel=xlabel, ylabel="activations", ylim=(0, 1.15 * max(peak.values())))
-    below.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        bottom.step(times, held, where="post", color=TONES[index % 5], ls=DASHES[index % 5],
+                    label=f"rank {rank}, at most {peak[rank]}")
+    bottom.set(xlabel=xlabel, ylabel="activations", ylim=(0, 1.15 * max(peak.values())))
+    bottom.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    bottom.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     _legend(fig, spans)
     return fig
 
 
 @styled
-def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
+def several(runs, title=None, flush=True, xlabel=UNIT, numbers=True):
     """Draw the lanes of several runs, one below the other, each with its bubble and its peak.
 
     All share one time axis. The peak is the largest number of micro-batches whose activations a
@@ -87,13 +87,13 @@ def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
     flush: as for bubble_fraction
     numbers: whether boxes show their micro-batch; a run has none if some box is too narrow
     """
-    drawn = {name: _from_zero(spans) for name, spans in named.items()}
-    end = max(end for _, end, _ in drawn.values())
-    heights = [0.28 * lanes + 0.35 for _, _, lanes in drawn.values()]
-    fig, axes = figure(WIDTH, sum(heights) + 0.9, rows=len(drawn), sharex=True, squeeze=False,
+    timelines = {name: _from_zero(spans) for name, spans in runs.items()}
+    end = max(end for _, end, _ in timelines.values())
+    heights = [0.28 * lanes + 0.35 for _, _, lanes in timelines.values()]
+    fig, axes = figure(WIDTH, sum(heights) + 0.9, rows=len(timelines), sharex=True, squeeze=False,
                        height_ratios=heights)
-    bubbles = {name: bubble_fraction(spans, flush) for name, (spans, _, _) in drawn.items()}
-    for ax, (name, (spans, _, lanes)) in zip(axes[:, 0], drawn.items()):
+    bubbles = {name: bubble_fraction(spans, flush) for name, (spans, _, _) in timelines.items()}
+    for ax, (name, (spans, _, lanes)) in zip(axes[:, 0], timelines.items()):
         _lanes(ax, spans, end, numbers)
         ax.set_title(name, loc="left", pad=3)
         peak = max(held for rank in range(lanes) for _, held in memory_line(spans, rank))
@@ -103,7 +103,7 @@ def several(named, title=None, flush=True, xlabel=UNIT, numbers=True):
                 fontsize=9)
     axes[-1, 0].set_xlabel(xlabel)
     fig.suptitle(_headline(bubbles) if title is None else title)
-    _legend(fig, *(spans for spans, _, _ in drawn.values()))
+    _legend(fig, *(spans for spans, _, _ in timelines.values()))
     return fig
 
 
@@ -119,8 +119,8 @@ def _headline(bubbles):
 def _from_zero(spans):
     """Return (spans that start at 0, the last end, number of ranks)."""
     start = min(span.start for span in spans)
-    moved = [span._replace(start=span.start - start, end=span.end - start) for span in spans]
-    return moved, max(s.end for s in moved), max(s.rank for s in moved) + 1
+    shifts = [span._replace(start=span.start - start, end=span.end - start) for span in spans]
+    return shifts, max(s.end for s in shifts), max(s.rank for s in shifts) + 1
 
 
 def _lanes(ax, spans, end, numbers=True):
@@ -129,10 +129,10 @@ def _lanes(ax, spans, end, numbers=True):
     inches = LANES * min(span.end - span.start for span in spans if span.action.kind != "W") / end
     points = 110 * inches / digits  # of the largest letters that fit into every box
     for rank, (kind, stage, micro_batch), start, stop in spans:
-        which = stages[rank].index(stage)
-        tone = _paler(TONE[kind], PALEST[kind] * which / max(1, len(stages[rank]) - 1))
-        looks[kind, which] = {"facecolor": tone, "edgecolor": "white", "lw": 0.6}
-        boxes.append(Span(rank, start, stop, (kind, which), 0.55 if kind == "W" else 0.86))
+        index = stages[rank].index(stage)
+        tone = _paler(TONE[kind], PALEST[kind] * index / max(1, len(stages[rank]) - 1))
+        looks[kind, index] = {"facecolor": tone, "edgecolor": "white", "lw": 0.6}
+        boxes.append(Span(rank, start, stop, (kind, index), 0.55 if kind == "W" else 0.86))
         if numbers and points > 6.5:
             ax.text((start + stop) / 2, rank, micro_batch, ha="center", va="center_baseline",
                     fontsize=min(7, points), color="white" if sum(tone) < 1.5 else INK)
@@ -153,13 +153,13 @@ def _paler(tone, part):
     return tuple(value + part * (1 - value) for value in to_rgb(tone))
 
 
-def _legend(fig, *drawn):
-    kinds = {span.action.kind for spans in drawn for span in spans}
+def _legend(fig, *timelines):
+    kinds = {span.action.kind for spans in timelines for span in spans}
     half = "gradient of the input"
     names = {"F": "forward", "B": f"backward, or {half}" if "I" in kinds else "backward",
              "I": f"backward: {half}", "W": "gradient of the weights"}
-    shown = kinds - {"I"} if "B" in kinds else kinds
-    handles = [Patch(facecolor=TONE[kind], label=names[kind]) for kind in TONE if kind in shown]
-    if any(len(stages) > 1 for spans in drawn for stages in _stages(spans).values()):
+    subset = kinds - {"I"} if "B" in kinds else kinds
+    handles = [Patch(facecolor=TONE[kind], label=names[kind]) for kind in TONE if kind in subset]
+    if any(len(stages) > 1 for spans in timelines for stages in _stages(spans).values()):
         handles.append(Patch(facecolor="none", label="paler: later stages"))
     fig.legend(handles=handles, loc="outside lower center", ncols=4)

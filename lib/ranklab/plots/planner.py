@@ -25,20 +25,20 @@ def published(runs, title=None):
         near = sum(abs(guess / seconds - 1) < 0.2 for _, seconds, guess, _ in runs) / len(runs)
         title = f"Within 20% for {int(10 * near)} published runs of 10"
     fig, ax = figure(6.4, 4.8)
-    low, high = (edge(value for _, *both, _ in runs for value in both) for edge in (min, max))
+    low, high = (edge(value for _, *times, _ in runs for value in times) for edge in (min, max))
     ends = [low / 1.5, high * 1.5]
     ax.fill_between(ends, [0.8 * x for x in ends], [1.2 * x for x in ends], color=FAINT, alpha=0.6,
                     linewidth=0, label="within 20%")
     ax.plot(ends, ends, color=INK, linewidth=0.8)
-    shown = [*SOURCES, None]
-    for index, name in enumerate(shown):
-        mine = [each for each in runs if each[0] == name or name is None and each[0] not in SOURCES]
-        if mine:
-            ax.plot([each[1] for each in mine], [each[2] for each in mine], linestyle="none",
+    sources = [*SOURCES, None]
+    for index, name in enumerate(sources):
+        dots = [each for each in runs if each[0] == name or name is None and each[0] not in SOURCES]
+        if dots:
+            ax.plot([each[1] for each in dots], [each[2] for each in dots], linestyle="none",
                     marker=[*MARKERS, "+"][index], markersize=4, alpha=0.7,
                     color=[*TONES, INK][index], label=SOURCES.get(name, "others"))
-    named = sorted(_outliers(runs), key=lambda run: run[2], reverse=True)
-    for row, (_, seconds, guess, name) in enumerate(named):  # below the dots, in the order of these
+    worst = sorted(_outliers(runs), key=lambda run: run[2], reverse=True)
+    for row, (_, seconds, guess, name) in enumerate(worst):  # below the dots, in the order of these
         ax.annotate(f"{name}:\n{seconds / guess:.1f} times as long as predicted", (seconds, guess),
                     (0.98, 0.43 - 0.13 * row), textcoords="axes fraction", fontsize=8, va="top",
                     ha="right", arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.7})
@@ -60,26 +60,26 @@ def _outliers(runs, number=3):
 
 
 @styled
-def steps(found, title=None):
+def steps(results, title=None):
     """Draw a bar for each plan: the parts of its Step, with similar ones added up.
 
-    found: {name: Step}
+    results: {name: Step}
     """
-    fig, ax = figure(8.2, 0.5 * len(found) + 1.6)
-    left, longest = [0.0] * len(found), max(step.total for step in found.values())
+    fig, ax = figure(8.2, 0.5 * len(results) + 1.6)
+    left, longest = [0.0] * len(results), max(step.total for step in results.values())
     for index, (name, parts) in enumerate(PARTS.items()):
-        widths = [sum(getattr(step, part) for part in parts) for step in found.values()]
-        seen = max(widths) > 0.005 * longest  # else the legend names an invisible part
-        bars(ax, range(len(found)), widths, index, name if seen else "", barh=True, left=left)
+        widths = [sum(getattr(step, part) for part in parts) for step in results.values()]
+        is_large = max(widths) > 0.005 * longest  # else the legend names an invisible part
+        bars(ax, range(len(results)), widths, index, name if is_large else "", barh=True, left=left)
         left = [a + b for a, b in zip(left, widths)]
     if title is None:
         computing = min(sum(getattr(step, part) for part in PARTS["computing"]) / step.total
-                        for step in found.values())
+                        for step in results.values())
         title = f"Computing is {computing:.0%} of a step or more"
     for row, whole in enumerate(left):
         ax.annotate(f"{whole:.1f} s", (whole, row), (4, 0), textcoords="offset points",
                     va="center", fontsize=9)
-    ax.set_yticks(range(len(found)), list(found))
+    ax.set_yticks(range(len(results)), list(results))
     ax.invert_yaxis()
     ax.set_xlim(0, 1.1 * longest)
     ax.set_xlabel("seconds of a step")
@@ -141,7 +141,7 @@ def fp8(gains, faster, title=None):
     ax.annotate(f"the products alone: {faster:.2f}", (0, faster), (4, -11),
                 textcoords="offset points", fontsize=9)
     for index, name in enumerate(dict.fromkeys(name for *_, name in gains), 1):
-        points = [(share, gain) for share, gain, of in gains if of == name]
+        points = [(share, gain) for share, gain, run in gains if run == name]
         ax.plot(*zip(*points), MARKERS[index % 5], color=TONES[index % 5], label=name)
     best = max(gain for _, gain, _ in gains)
     if title is None:
@@ -182,28 +182,28 @@ def domains(curves, title=None):
 
 
 @styled
-def frontier(found, room):
+def frontier(layouts, room):
     """Draw a dot for each layout: the time of a step against memory, and the frontier of each tool.
 
     A frontier is a line through the layouts that no other layout of the tool beats in both.
-    found: from planner.search_layouts, the fastest first
+    layouts: from planner.search_layouts, the fastest first
     room: bytes of a GPU
     """
     fig, ax = figure(7.6, 4.6)
-    for index, tool in enumerate(dict.fromkeys(each.plan.tool for each in found)):
-        mine = [each for each in found if each.plan.tool == tool]
-        ax.scatter([each.memory.total for each in mine], [each.step.total for each in mine], 7,
+    for index, tool in enumerate(dict.fromkeys(each.plan.tool for each in layouts)):
+        group = [each for each in layouts if each.plan.tool == tool]
+        ax.scatter([each.memory.total for each in group], [each.step.total for each in group], 7,
                    color=TONES[index % 5], alpha=0.25, linewidths=0, rasterized=True)
-        edge = best_of_both(mine)
+        edge = best_of_both(group)
         line(ax, [each.memory.total for each in edge], [each.step.total for each in edge], index,
-             f"{tool}: {min(mine, key=rank).plan.words()}", markersize=4, linewidth=1.2)
+             f"{tool}: {min(group, key=rank).plan.words()}", markersize=4, linewidth=1.2)
     ax.axvline(room, color=INK, linewidth=0.8, linestyle=":")
-    low, high = 0.9 * found[0].step.total, 2.5 * found[0].step.total
-    above = sum(each.step.total > high for each in found)
+    low, high = 0.9 * layouts[0].step.total, 2.5 * layouts[0].step.total
+    count = sum(each.step.total > high for each in layouts)
     ax.set(xlabel="memory of the fullest GPU", xlim=(0, 1.03 * room), ylim=(low, high),
-           ylabel=f"step time\n(not from 0; {above:,} slower layouts lie above)",
-           title=f"{len(found):,} layouts fit; the fastest takes "
-                 f"{human_seconds(found[0].step.total)} for a step")
+           ylabel=f"step time\n(not from 0; {count:,} slower layouts lie above)",
+           title=f"{len(layouts):,} layouts fit; the fastest takes "
+                 f"{human_seconds(layouts[0].step.total)} for a step")
     bytes_axis(ax.xaxis)
     seconds_axis(ax.yaxis)
     ax.legend(loc="upper left", bbox_to_anchor=(0, -0.2), title="the best of each tool",
@@ -211,16 +211,16 @@ def frontier(found, room):
     return fig
 
 
-def best_of_both(found):
+def best_of_both(layouts):
     """Return the layouts that take less memory than all faster ones, the fastest first.
 
-    found: sorted, the fastest first
+    layouts: sorted, the fastest first
     """
-    kept = []
-    for each in found:
-        if not kept or each.memory.total < kept[-1].memory.total:
-            kept.append(each)
-    return kept
+    best = []
+    for each in layouts:
+        if not best or each.memory.total < best[-1].memory.total:
+            best.append(each)
+    return best
 
 
 @styled

@@ -96,11 +96,11 @@ def who_waits(waits, ranks):
 
 def _last(waits, rank):
     """Return the rank at the end of a chain of waits, or None if the chain is a circle."""
-    passed = set()
+    visits = set()
     while rank in waits:
-        if rank in passed:
+        if rank in visits:
             return None
-        passed.add(rank)
+        visits.add(rank)
         rank = waits[rank]
     return rank
 

@@ -26,12 +26,12 @@ def interruptions(title=None):
     rows.append((f"{len(few)} other causes", "others", sum(few)))
     fig, ax = figure(7.6, 4.4)
     for index, part in enumerate(dict.fromkeys(part for _, part, _ in rows)):
-        mine = [(at, count) for at, (_, its, count) in enumerate(rows) if its == part]
+        marks = [(place, count) for place, (_, kind, count) in enumerate(rows) if kind == part]
         pale = {"facecolor": FAINT, "edgecolor": INK, "hatch": HATCHES[index % 5]}
-        bars(ax, [at for at, _ in mine], [count for _, count in mine], index,
-             f"{part}: {sum(count for _, count in mine)}", barh=True, **pale if index > 4 else {})
-    for at, (*_, count) in enumerate(rows):
-        ax.annotate(f"{count}", (count, at), (4, 0), textcoords="offset points", va="center",
+        bars(ax, [place for place, _ in marks], [count for _, count in marks], index,
+             f"{part}: {sum(count for _, count in marks)}", barh=True, **pale if index > 4 else {})
+    for place, (*_, count) in enumerate(rows):
+        ax.annotate(f"{count}", (count, place), (4, 0), textcoords="offset points", va="center",
                     fontsize=9)
     ax.set_yticks(range(len(rows)), [name for name, *_ in rows])
     ax.invert_yaxis()
@@ -86,9 +86,9 @@ def intervals(goodput, optimal_interval, simulate, gaps, mean, checkpoints=(20, 
     fig, ax = figure(7.6, 3.6)
     minutes, tops = np.geomspace(0.5, 400, 60), []
     for index, seconds in enumerate(checkpoints):
-        said = [number(goodput, 60 * each, seconds, mean, restart) for each in minutes]
+        shares = [number(goodput, 60 * each, seconds, mean, restart) for each in minutes]
         name = f"{seconds} s" if seconds < 120 else f"{seconds / 60:g} min"
-        line(ax, minutes, said, index, f"a checkpoint takes {name}", marker="")
+        line(ax, minutes, shares, index, f"a checkpoint takes {name}", marker="")
         ax.plot(minutes[::4], [simulate(60 * each, seconds, gaps, restart)
                                for each in minutes[::4]],
                 linestyle="none", marker="o", markersize=4, color=TONES[index],
@@ -130,17 +130,17 @@ def windows_taken(lives, stream, batch, title="A rank's own count is another pla
     fig, ax = figure(8.2, 0.42 * sum(map(len, lives.values())) + 1.5)
     names = []
     for name, of_reader in lives.items():
-        taken = set()
+        history = set()
         for life in of_reader:
             row = len(names)
             names.append(f"{name}, {len(life)} ranks")
-            owned = [{number[window] for windows in steps for window in windows} for steps in life]
-            for rank, at in enumerate(owned):
-                bars(ax, *zip(*((row, size) for _, size in runs(at))), rank, barh=True,
-                     left=[first for first, _ in runs(at)], linewidth=0.3)
-            for first, size in runs(taken & set().union(*owned)):
+            shares = [{number[window] for windows in steps for window in windows} for steps in life]
+            for rank, numbers in enumerate(shares):
+                bars(ax, *zip(*((row, size) for _, size in runs(numbers))), rank, barh=True,
+                     left=[first for first, _ in runs(numbers)], linewidth=0.3)
+            for first, size in runs(history & set().union(*shares)):
                 ax.barh(row, size, left=first, height=1, facecolor="none", edgecolor=INK)
-            taken.update(*owned)
+            history.update(*shares)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
@@ -169,10 +169,10 @@ def named_nodes(results, title="5% for each node names mostly healthy nodes"):
     fig, ax = figure(8.2, 3.2)
     days = [*next(iter(results.values()))]
     for index, (rule, counts) in enumerate(results.items()):
-        at = [place + 0.4 * (index - 0.5) for place in range(len(days))]
+        x = [place + 0.4 * (index - 0.5) for place in range(len(days))]
         lemons, healthy = zip(*(counts[each] for each in days))
-        bars(ax, at, lemons, 2 * index, f"{rule}: lemons", width=0.36)
-        bars(ax, at, healthy, 2 * index + 1, f"{rule}: healthy nodes", width=0.36, bottom=lemons)
+        bars(ax, x, lemons, 2 * index, f"{rule}: lemons", width=0.36)
+        bars(ax, x, healthy, 2 * index + 1, f"{rule}: healthy nodes", width=0.36, bottom=lemons)
     ax.set_xticks(range(len(days)), [f"{each} days" for each in days])
     ax.grid(axis="x", visible=False)
     ax.set(title=title, xlabel="length of the log", ylabel="nodes that are named")
@@ -190,10 +190,10 @@ def policies(scores, title=None):
     names = [*next(iter(scores.values()))]
     width = 0.8 / len(names)
     for index, name in enumerate(names):
-        at = [group + (index - (len(names) - 1) / 2) * width for group in range(len(scores))]
+        places = [group + (index - (len(names) - 1) / 2) * width for group in range(len(scores))]
         values = [each[name] for each in scores.values()]
-        bars(ax, at, values, index, name, width=0.95 * width)
-        for x, value in zip(at, values):
+        bars(ax, places, values, index, name, width=0.95 * width)
+        for x, value in zip(places, values):
             ax.annotate(f"{value:.2f}", (x, value), (0, 2),
                         textcoords="offset points", ha="center", fontsize=8)
     ax.set_xticks(range(len(scores)), [name.replace(" ", "\n", 1) for name in scores])
@@ -208,18 +208,18 @@ def policies(scores, title=None):
 
 
 @styled
-def lives(found, steps):
+def lives(run, steps):
     """Draw a row for each launch: its steps (white if lost and computed again), and what ended it.
 
-    found: a Survived of projects/resilience/survive.py
+    run: a Survived of projects/resilience/survive.py
     """
-    fig, ax = figure(8.2, 0.42 * len(found.lives) + 1.7)
-    layouts = [*dict.fromkeys(str(life.layout) for life in found.lives)]
-    again = 0
-    for row, life in enumerate(found.lives):
-        counts = min([after.first for after in found.lives[row + 1:]] + [life.last])
+    fig, ax = figure(8.2, 0.42 * len(run.lives) + 1.7)
+    layouts = [*dict.fromkeys(str(life.layout) for life in run.lives)]
+    repeats = 0
+    for row, life in enumerate(run.lives):
+        counts = min([successor.first for successor in run.lives[row + 1:]] + [life.last])
         counts = max(life.first, counts)
-        again += life.last - counts
+        repeats += life.last - counts
         index = layouts.index(str(life.layout))
         bars(ax, [row], [counts - life.first], index, barh=True, left=life.first)
         ax.barh([row], [life.last - counts], left=counts, facecolor="white",
@@ -229,14 +229,14 @@ def lives(found, steps):
                  for fault in sorted(life.faults, key=lambda fault: fault.step)]
         ax.annotate(", ".join(words) or life.ended[:40], (life.last, row), (5, 0),
                     textcoords="offset points", va="center", fontsize=9)
-    ax.set_yticks(range(len(found.lives)), [f"launch {row + 1}" for row in range(len(found.lives))])
+    ax.set_yticks(range(len(run.lives)), [f"launch {row + 1}" for row in range(len(run.lives))])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.set(xlabel="step", xlim=(-0.5, 1.45 * steps), xticks=range(0, steps + 1, 5))
     ax.axvline(steps, color=INK, linewidth=0.8, linestyle=":")
-    lost = Patch(facecolor="white", edgecolor=INK, linestyle="--", label="lost, computed again")
+    patch = Patch(facecolor="white", edgecolor=INK, linestyle="--", label="lost, computed again")
     ax.legend(handles=[Patch(**look(index), label=each) for index, each in enumerate(layouts)]
-              + [lost], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
-    fig.suptitle(f"{len(found.lives)} launches: {again} steps are computed again, and step "
-                 f"{found.lives[-1].last} is reached")
+              + [patch], loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    fig.suptitle(f"{len(run.lives)} launches: {repeats} steps are computed again, and step "
+                 f"{run.lives[-1].last} is reached")
     return fig

@@ -49,7 +49,7 @@ class CourseFigure(Figure):
     `what` describes it for people who can't see it: see styled().
     """
 
-    what = ""
+    description = ""
 
     def _repr_png_(self):
         """Return (the picture, its metadata); a page made from the notebook uses its `alt`."""
@@ -69,7 +69,7 @@ class CourseFigure(Figure):
         legends = [text.get_text() for ax in self.axes if ax.get_legend()
                    for text in ax.get_legend().get_texts()]
         parts = [", ".join(dict.fromkeys(filter(None, texts)))
-                 for texts in (titles, [self.what], axes, legends)]
+                 for texts in (titles, [self.description], axes, legends)]
         return " ".join(f"{part.rstrip('.')}." for part in parts if part).replace("\n", " ")
 
 
@@ -87,15 +87,15 @@ def styled(draw):
     """
     first = re.sub(r"`(\w+)`", r"\1", " ".join((draw.__doc__ or "").split("\n\n")[0].split()))
     clauses = itertools.takewhile(lambda clause: "{" not in clause, re.split("(?<=[;.]) ", first))
-    what = " ".join(clauses).strip(";.").removeprefix("Draw ")
-    what = what[:1].upper() + what[1:]
+    description = " ".join(clauses).strip(";.").removeprefix("Draw ")
+    description = description[:1].upper() + description[1:]
 
     @functools.wraps(draw)
     def in_style(*args, **kwargs):
         with matplotlib.rc_context(RC):
             fig = draw(*args, **kwargs)
         if isinstance(fig, CourseFigure):
-            fig.what = what
+            fig.description = description
             for title in (fig._suptitle, *(ax.title for ax in fig.axes)):
                 if title:  # a slide may be narrower than the notebook
                     title.set_wrap(True)

@@ -58,8 +58,8 @@ def outside(ranks=4, title="Sequence parallelism shards what was whole (a schema
     fig, ax = figure(8, 3)
     clean(ax)
     names = ("norm", "attention", "drop, add", "norm", "MLP", "drop, add")
-    for y, how, whole in ((0, "tensor", True), (1.6, "and\nsequence", False)):
-        ax.text(-0.15, y + 0.5, how, ha="right", va="center", fontweight="bold")
+    for y, label, whole in ((0, "tensor", True), (1.6, "and\nsequence", False)):
+        ax.text(-0.15, y + 0.5, label, ha="right", va="center", fontweight="bold")
         for place, name in enumerate(names):
             is_inside = name in ("attention", "MLP")
             ax.text(place + 0.5, y - 0.06, name, ha="center", va="bottom", fontsize=9)
@@ -81,10 +81,10 @@ def curves(ranks, seconds, title=None):
 
     The title names the increase in ranks that costs most.
     """
-    worst, name, at = max((times[i] / times[i - 1], name, i) for name, times in seconds.items()
-                          for i in range(1, len(times)))
+    worst, name, place = max((times[i] / times[i - 1], name, i) for name, times in seconds.items()
+                             for i in range(1, len(times)))
     if title is None:
-        title = f"{name}: {ranks[at]} ranks take {worst:.1f} times as long as {ranks[at - 1]}"
+        title = f"{name}: {ranks[place]} ranks take {worst:.1f} times as long as {ranks[place - 1]}"
     fig, ax = figure(7.4, 3.3)
     for index, (name, times) in enumerate(seconds.items()):
         line(ax, ranks, times, index, name)

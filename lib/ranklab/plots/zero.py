@@ -60,17 +60,17 @@ def shards(sizes, ranks):
               for rank in range(ranks)}
     gantt(ax, cells, {0: "parameters", 1: "shards"})
     cut = sum(start // each != (end - 1) // each for start, end in zip(starts, starts[1:]))
-    above = []  # parts too small for their label
+    labels = []  # parts too small for their label
     for cell, text in cells.items():
         middle = (cell.start + cell.end) / 2
         if cell.row or cell.end - cell.start > 0.12 * each * ranks:
             boxed(ax, middle, cell.row, text, pad=1, fontsize=9)
         else:
-            above.append((middle, text.replace("\n", ": ")))
+            labels.append((middle, text.replace("\n", ": ")))
     if each * ranks > n:
         ax.barh(0, each * ranks - n, 0.7, n, facecolor="white", edgecolor=INK, hatch="xxx")
-        above.append(((n + each * ranks) / 2, "zeros"))
-    for number, (middle, text) in enumerate(above):
+        labels.append(((n + each * ranks) / 2, "zeros"))
+    for number, (middle, text) in enumerate(labels):
         ax.annotate(text, (middle, -0.36), (0, 4 + 13 * (number % 2)), ha="center", va="bottom",
                     textcoords="offset points", fontsize=9,
                     arrowprops={"arrowstyle": "-", "color": INK, "lw": 0.8, "shrinkB": 0})
@@ -160,18 +160,18 @@ def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
     link = arrived  # until when it is busy
     for place, (kind, u) in enumerate(order):
         now, gathered = max(now, arrived), arrived - send
-        done = now + forward * (2 if kind == "backward" else 1)
-        works.append(Work(kind, u, now, done))
+        finish = now + forward * (2 if kind == "backward" else 1)
+        works.append(Work(kind, u, now, finish))
         if is_sharded:
-            works.append(Work("weights", u, gathered, done))
+            works.append(Work("weights", u, gathered, finish))
             for _, following in order[place + 1 : place + 2]:
                 # the last unit of forward is freed, and gathered again
-                arrived = link = max(done if following == u else now, link) + send
+                arrived = link = max(finish if following == u else now, link) + send
                 works.append(Work("gather", following, link - send, link))
         if kind == "backward":
-            link = max(done, link) + send
+            link = max(finish, link) + send
             works.append(Work("reduce", u, link - send, link))
-        now = done
+        now = finish
     end = link + step
     works.append(Work("step", 0, link, end))
     if not is_sharded:
@@ -184,10 +184,10 @@ def one_step(stage, units=4, forward=1.0, send=0.7, step=0.25):
 def _gradients(works, end):
     """Return how long gradients are whole: until `end`, or until the next unit's are computed."""
     reduces = [work for work in works if work.kind == "reduce"]
-    begun = {work.unit: work.start for work in works if work.kind == "backward"}
+    starts = {work.unit: work.start for work in works if work.kind == "backward"}
     following = [*(work.start for work in reduces[1:]), 0]
-    return [Work("gradients", work.unit, begun[work.unit], end or max(work.end, then))
-            for work, then in zip(reduces, following)]
+    return [Work("gradients", work.unit, starts[work.unit], end or max(work.end, limit))
+            for work, limit in zip(reduces, following)]
 
 
 LANES = {"forward": 0, "backward": 0, "step": 0, "gather": 1, "reduce": 1}

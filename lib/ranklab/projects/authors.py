@@ -24,6 +24,6 @@ def authors(functions):
 
 def authors_of(learner_names, names):
     """Say which of all `names` are the learner's (learner_names) and which the library's."""
-    of = {"Yours": [name for name in names if name in learner_names],
-          "The library's": [name for name in names if name not in learner_names]}
-    return " ".join(f"{owner}: {', '.join(owned)}." for owner, owned in of.items() if owned)
+    groups = {"Yours": [name for name in names if name in learner_names],
+              "The library's": [name for name in names if name not in learner_names]}
+    return " ".join(f"{owner}: {', '.join(group)}." for owner, group in groups.items() if group)

@@ -40,24 +40,24 @@ class Command(argparse.ArgumentParser):
         An option has no default, so that `config` keeps the settings that are not given.
         without: names of fields that get no option
         """
-        known = {action.dest for action in self._actions}
+        options = {action.dest for action in self._actions}
         for field in dataclasses.fields(config):
             details = about(config, field.name)
             is_option = field.name in names if names else details and field.name not in without
-            if not is_option or field.name in known:
+            if not is_option or field.name in options:
                 continue
             flag = details.get("flag") or field.name.replace("_", "-")
-            how = {"help": _with_default(details.get("help"), getattr(config, field.name))}
+            settings = {"help": _with_default(details.get("help"), getattr(config, field.name))}
             if field.type is bool:
-                how["action"] = argparse.BooleanOptionalAction
+                settings["action"] = argparse.BooleanOptionalAction
             else:
-                how["type"] = details.get("kind") or _kind_of(field)
-                how["choices"] = details.get("choices")
-                how["metavar"] = None if how["choices"] else flag.upper()
+                settings["type"] = details.get("kind") or _kind_of(field)
+                settings["choices"] = details.get("choices")
+                settings["metavar"] = None if settings["choices"] else flag.upper()
             if details.get("nargs"):
-                self.add_argument(field.name, nargs=details["nargs"], **how)
+                self.add_argument(field.name, nargs=details["nargs"], **settings)
                 continue
-            self.add_argument(f"--{flag}", dest=field.name, **how)
+            self.add_argument(f"--{flag}", dest=field.name, **settings)
 
     def parse(self, argv=None):
         """Parse the options; refuse those that contradict each other."""

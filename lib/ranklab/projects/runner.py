@@ -51,12 +51,12 @@ class Project:
         """Run the command; return its exit code. Wrong arguments end the program."""
         options, settings = self.parse(argv)
         with refusals(self.package):
-            shown = self.act(options, settings)
-            shown = shown if isinstance(shown, Shown) else Shown(shown)
-            say(shown.text)
-            if shown.draw:
-                save_figure(options.figure, shown.draw)
-            return shown.code
+            result = self.act(options, settings)
+            result = result if isinstance(result, Shown) else Shown(result)
+            say(result.text)
+            if result.draw:
+                save_figure(options.figure, result.draw)
+            return result.code
 
 
 def run_and_report(run, report, figure=None):

@@ -46,17 +46,17 @@ class Session:
         Returns (Session, {name: function}, config). Raises TypeError for an unknown name.
         """
         names = {field.name for field in fields(cls)}
-        own = {name: value for name, value in arguments.items()
-               if name in parts and callable(value)}
+        functions = {name: value for name, value in arguments.items()
+                     if name in parts and callable(value)}
         session = {name: value for name, value in arguments.items() if name in names}
         changes = {name: value for name, value in arguments.items()
-                   if name not in own and name not in session}
-        return cls(**session), parts | own, replace(config, **changes)
+                   if name not in functions and name not in session}
+        return cls(**session), parts | functions, replace(config, **changes)
 
-    def launch(self, work, *arguments, **how):
+    def launch(self, work, *arguments, **options):
         """Run work(session, *arguments) on all ranks; return a list of one value per rank."""
         return launch(work, self, *arguments, ranks=self.ranks, timeout=self.timeout,
-                      stream=self.progress, **how)
+                      stream=self.progress, **options)
 
     def fit(self, trainer):
         """Train to the end or to step `until`, resuming if requested; return the History."""
@@ -77,10 +77,10 @@ def trained_alone(model, text, config, parallel=None, progress=False):
     return Session(progress=progress).train(model, text, replace(config, checkpoint=None), parallel)
 
 
-def new_model(shape, where="cpu"):
+def new_model(shape, place="cpu"):
     """Make a GPT, with the same weights on all ranks; on "meta" it takes no memory."""
     torch.manual_seed(0)
-    with torch.device(where):
+    with torch.device(place):
         return moe_gpt(shape) if isinstance(shape, MoEConfig) else GPT(shape)
 
 

@@ -85,8 +85,8 @@ def _compare_step(case, step, make_model, inputs, targets):
     for name, grad in wrong.items():
         expect(grad is not None, f"{case}: {name} is frozen, and yet it has a gradient",
                "A frozen parameter gets no gradient.")
-        told = times_right(once[name], grad) or instead(once[name], grad)
-        expect(False, f"{case}: the gradient of {name} is {told}", LOST if once[name] is None else
+        text = times_right(once[name], grad) or instead(once[name], grad)
+        expect(False, f"{case}: the gradient of {name} is {text}", LOST if once[name] is None else
                TWO_JOBS if [*wrong] == ["token.weight"] else COUNT)
     expect(loss is not None, f"{case}: it returned None", "Return the mean loss of the batch.")
     expect(not getattr(loss, "requires_grad", False), f"{case}: the loss it returned holds its "

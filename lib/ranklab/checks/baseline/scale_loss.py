@@ -42,10 +42,10 @@ def _see(fn, case):
                    for w, factor in zip((first, second), factors))
         state = fn(loss, optimizer, state)
         is_state = isinstance(state, LossScale)
-        one, other = used[0] if used else (None, None)
+        a, b = used[0] if used else (None, None)
         yield {f"{name}: the number of optimizer steps": len(used),
-               f"{name}: the first gradient that the optimizer got": one,
-               f"{name}: the second gradient that the optimizer got": other,
+               f"{name}: the first gradient that the optimizer got": a,
+               f"{name}: the second gradient that the optimizer got": b,
                f"{name}: the next scale": (
                    float(state.scale) if is_state else f"a {type(state).__name__}, no LossScale")}
         if not is_state:

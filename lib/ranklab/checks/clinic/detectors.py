@@ -28,19 +28,19 @@ TENTH = "Up to a tenth of the steps may differ, such as evaluations or a first s
 TOLERANCE = "`tolerance` is small: these numbers differ by more."
 
 
-def agree(fn, cases, args_of=lambda given: (given,)):
-    """Check that fn gives `right` for each (given, right, hint), and leaves `given` as it was."""
-    for given, right, hint in cases:
-        kept = copy.deepcopy(given)
-        value = fn(*args_of(given))
+def agree(fn, cases, args_of=lambda data: (data,)):
+    """Check that fn gives `right` for each (data, right, hint), and leaves `data` as it was."""
+    for data, right, hint in cases:
+        original = copy.deepcopy(data)
+        value = fn(*args_of(data))
         value = value.item() if hasattr(value, "item") else value  # of numpy or torch
         expect(value == right and type(value) is type(right),
-               f"for {shortened(kept)} it returns {value!r}, not {right!r}", hint)
-        expect(given == kept, "it changes what it is given", "Work on copies.")
+               f"for {shortened(original)} it returns {value!r}, not {right!r}", hint)
+        expect(data == original, "it changes what it is given", "Work on copies.")
 
 
-def shortened(given):
-    text = repr(given)
+def shortened(value):
+    text = repr(value)
     return text if len(text) <= 160 else f"{text[:150]} ..."
 
 
@@ -136,22 +136,22 @@ def check_steps_behind(steps_behind):
     pairs += [(([-x for x in late(1)], [-x for x in held]), 1,
                "Numbers can be negative: use abs()."),
               (([5.0] * 10, [5.0] * 10), 0, SMALLEST)]
-    agree(steps_behind, pairs, lambda given: given)
+    agree(steps_behind, pairs, lambda data: data)
     yield "0 where nothing is stale, otherwise the number of steps"
     agree(steps_behind, (((late(1, spoilt=(7,)), held), 1, TENTH),
                          ((late(0, spoilt=(0, 9)), held), 0, TENTH),
                          ((late(0, spoilt=(3, 9, 12)), held), None,
                           "3 of 20 steps are more than a tenth.")),
-          lambda given: given)
+          lambda data: data)
     yield "a tenth of the steps may differ"
-    other = [x + 0.5 for x in held]
-    agree(steps_behind, (((other, held), None, "Nothing fits: None."),
+    numbers = [x + 0.5 for x in held]
+    agree(steps_behind, (((numbers, held), None, "Nothing fits: None."),
                          (([x * (1 + 1e-12) for x in held], held), 0,
                           "Treat numbers as equal up to `tolerance`."),
                          (([1e5 * x * (1 + 1e-12) for x in held], [1e5 * x for x in held]), 0,
                           "`tolerance` is a fraction of the number."),
                          (([x * (1 + 1e-6) for x in held], held), None, TOLERANCE)),
-          lambda given: given)
+          lambda data: data)
     yield "None where nothing fits; equal up to the tolerance"
 
 

@@ -48,15 +48,15 @@ def check_train_with_owners(program):
                     one=lambda size, _: ((OWN_BATCH, ALL_BATCHES.format(size)), {}),
                     watch=partial(traffic_and, _momentum), failures=OWNERS_FAILURES):
         run.awaited()
-        expect(all(near(found["weights"], run.found[0]["weights"]) for found in run.found),
+        expect(all(near(result["weights"], run.found[0]["weights"]) for result in run.found),
                f"{run.where}: the ranks differ in `weights`",
                AS_OWNED)
         run.equal(run.one.part("weights"), SLIPS_OF_OWNERS)
         run.equal(run.one.part("right"), SLIPS_OF_OWNERS)
-        kept, once = (sum(found.watched.of_optimizers for found in of)
-                      for of in (run.found, [run.one]))
-        expect(kept <= once, f"{run.where}: the ranks together keep {kept:,} numbers of momentum, "
-               f"and one process {once:,}", KEPT_ONCE)
+        total, once = (sum(result.watched.of_optimizers for result in of)
+                       for of in (run.found, [run.one]))
+        expect(total <= once, f"{run.where}: the ranks together keep {total:,} numbers of "
+               f"momentum, and one process {once:,}", KEPT_ONCE)
     yield "it ends, on 1, 2, 3 and 4 ranks, also where a rank does not see every digit"
     yield "weights and counts are those of one process; each momentum is kept once"
 
@@ -117,8 +117,8 @@ def check_train_on_a_grid(program):
                    for place in range(run.size)]
     yield "it ends, with replicas of 1, 2, 3 and 4 ranks"
     yield "weights and logs are those of one process, each log on its own rank"
-    for name, mine, first in orders:
-        expect(mine == first, f"{name} calls {', '.join(mine[:6])}, ...; the first rank "
+    for name, calls, first in orders:
+        expect(calls == first, f"{name} calls {', '.join(calls[:6])}, ...; the first rank "
                f"{', '.join(first[:6])}, ...", ONE_ORDER)
     yield "all ranks use the two groups in the same order"
 
@@ -143,9 +143,9 @@ def check_train_until_good(program):
                     one=lambda size, settings: ((), {"batch": size * settings.get("batch", 4)}),
                     failures={STUCK: ONE_LESS, MISMATCH: ONE_LESS}):
         run.awaited()
-        taken, batch = run.found[0]["steps"], run.size * run.settings.get("batch", 4)
-        as_far = run.one if taken == run.one["steps"] else run.alone(
-            batch=batch, steps=taken, good=2)
+        steps, batch = run.found[0]["steps"], run.size * run.settings.get("batch", 4)
+        as_far = run.one if steps == run.one["steps"] else run.alone(
+            batch=batch, steps=steps, good=2)
         run.equal(as_far.part("weights"), hint=EVERY_CALL)
         run.equal(run.one.part("steps"), [ONE_DECIDES], ALL_DECIDE)
     yield "it ends on all ranks at the same step as in one process: on 1, 2, 3 and 4 ranks"

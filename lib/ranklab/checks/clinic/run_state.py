@@ -66,15 +66,15 @@ def check_half_digits(half_digits):
             parts = ALL_PARTS.format(run.size).replace("scale(loss)", f"scale(loss / {run.size})")
             before = run.alone((OWN_PART, parts, "p.grad /= ranks", "p.grad /= 1"))
             one = before if run.found[0]["scale"] == before["scale"] else one
-        for place, found in enumerate(run.found):
-            losses, ends = torch.tensor(found["losses"]), (
-                f"{run.at(place)}: the scale ends at {found['scale']:g}; one process that "
+        for place, result in enumerate(run.found):
+            losses, ends = torch.tensor(result["losses"]), (
+                f"{run.at(place)}: the scale ends at {result['scale']:g}; one process that "
                 f"takes the ranks' parts in turn has {one['scale']:g}")
             bad = (~losses.isfinite()).nonzero()
             expect(not len(bad), f"{run.at(place)}: the loss is not finite from step "
                    f"{int(bad[0, 0]) if len(bad) else 0} on", STEPPED)
-            expect(found["scale"] <= one["scale"], ends, HALVED)
-            expect(found["scale"] == one["scale"], ends, TOO_LOW)
+            expect(result["scale"] <= one["scale"], ends, HALVED)
+            expect(result["scale"] == one["scale"], ends, TOO_LOW)
         run.equal([{"losses": [of_step[place] for of_step in one["losses"]]}
                    for place in range(run.size)], **HALF)
         run.equal(one.part("weights"), hint=SKIPPED, **HALF)
@@ -88,10 +88,10 @@ def check_half_digits(half_digits):
 @contextlib.contextmanager
 def _peak():
     """Measure the peak; its `bytes` is the largest sum of bytes alive at once."""
-    seen = SimpleNamespace()
+    peak = SimpleNamespace()
     with MemoryCurve(nn.Identity()) as curve:
-        yield seen
-    seen.bytes = curve.peak_bytes
+        yield peak
+    peak.bytes = curve.peak_bytes
 
 
 GRAPH = ("Validating 360 images creates 213,120 bytes of activations. A number that you keep holds "
@@ -100,22 +100,22 @@ EACH_STEP = "Rank 0 validates after each step, and returns the numbers of all st
 
 
 def check_validated_digits(validated_digits):
-    first, seen = {}, []
+    first, all_runs = {}, []
     for run in runs(validated_digits, run_state.validated_digits, *(
             (groups, {"steps": steps} | more) for groups, more in (
                 (FOUR, {}), (GROUPS, {"batch": 36})) for steps in (3, 7)), watch=_peak):
-        seen.append(run)
+        all_runs.append(run)
         of_three = first.setdefault(run.members, run)
-        for place, (found, less) in enumerate(zip(run.found, of_three.found)):
-            growth = (found.watched.bytes - less.watched.bytes) / 4
+        for place, (result, less) in enumerate(zip(run.found, of_three.found)):
+            growth = (result.watched.bytes - less.watched.bytes) / 4
             expect(growth <= 1000, f"{run.at(place)}: each step leaves {growth:,.0f} more bytes",
                    GRAPH if growth > 1e5 else
                    "Something is kept from each step: a plain number takes only 4 bytes.")
     yield "7 steps take the memory of 3, on every rank"
-    for run in seen:
-        one, kept = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
-        expect(set(kept) == {run.settings["steps"]}, f"{run.at(0)}: it returns {kept[0]} and "
-               f"{kept[1]} numbers, not {run.settings['steps']} of each", EACH_STEP)
+    for run in all_runs:
+        one, counts = run.one, tuple(len(run.found[0][name]) for name in ("losses", "sure"))
+        expect(set(counts) == {run.settings["steps"]}, f"{run.at(0)}: it returns {counts[0]} and "
+               f"{counts[1]} numbers, not {run.settings['steps']} of each", EACH_STEP)
         run.equal([one, *[one | {"losses": [], "sure": []}] * (run.size - 1)])
     yield "all numbers of each validation are there; they and the weights as in one process"
 
@@ -186,15 +186,15 @@ def check_resumed_digits(resumed_digits):
         one = run.one
         steps, rights = len(one["losses"]), [{"seen": torch.cat(
             [at.tensor_split(run.size)[place] for at in one["seen"]])} for place in range(run.size)]
-        for place, found in enumerate(run.found):
-            expect(len(found["losses"]) == steps, f"{run.at(place)}: it trains "
-                   f"{len(found['losses'])} steps, not {steps}",
+        for place, result in enumerate(run.found):
+            expect(len(result["losses"]) == steps, f"{run.at(place)}: it trains "
+                   f"{len(result['losses'])} steps, not {steps}",
                    "A resumed run does only what is left, and no step twice.")
-            more = Counter(found["seen"]) - Counter(rights[place]["seen"].tolist())
+            more = Counter(result["seen"]) - Counter(rights[place]["seen"].tolist())
             expect(not more, f"{run.at(place)}: {len(more)} images are trained on more often than "
                    "in a run without a stop", NEXT)
-            mine, due = len(found["seen"]), len(rights[place]["seen"])
-            expect(mine == due, f"{run.at(place)}: it trains on {mine} images; on {due} without "
+            count, due = len(result["seen"]), len(rights[place]["seen"])
+            expect(count == due, f"{run.at(place)}: it trains on {count} images; on {due} without "
                    "a stop", ("The rest of the epoch is still to be trained on, down to its last "
                               "image."))
         run.equal(rights, hint=ANOTHER_ORDER, through=None, roundings=0)
@@ -223,8 +223,8 @@ def check_split_digits(split_digits):
         every, stop, first = ({"every": 4, "stop": 8, "first": 1} | run.settings).values()
         one, saved = run.one, stop // every * every
         right = saved - every if saved == stop and first < run.size else saved
-        for place, found in enumerate(run.found):
-            start = stop + len(one["losses"]) - len(found["losses"])
+        for place, result in enumerate(run.found):
+            start = stop + len(one["losses"]) - len(result["losses"])
             too_new = (f"The lost rank does not have step {start}: the break comes before it "
                        f"saves that step. {NEWEST_OF_ALL}")
             expect(start == right,

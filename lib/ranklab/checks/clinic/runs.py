@@ -83,15 +83,15 @@ class Run:
 
     def alone(self, edits=(), **settings):
         """Run like `one`, with edits and settings that follow from the results found."""
-        [[found]] = self.launched([((0,), self.settings | settings, edited(self.answer, edits))])
-        return found
+        [[result]] = self.launched([((0,), self.settings | settings, edited(self.answer, edits))])
+        return result
 
     def awaited(self):
         """Check that every rank waited for all messages that it began; raise Mistake if not."""
-        for place, found in enumerate(self.found):
-            all_awaited(found.watched.missing, self.at(place))
+        for place, result in enumerate(self.found):
+            all_awaited(result.watched.missing, self.at(place))
 
-    def equal(self, right, slips=(), hint=SAME, of=lambda found: found, **on_the_way):
+    def equal(self, right, slips=(), hint=SAME, of=lambda result: result, **on_the_way):
         """Check that all ranks returned the right results, up to rounding; raise Mistake if not.
 
         right: {name: numbers}, or a list with one for each rank; what else is returned is not asked
@@ -100,22 +100,22 @@ class Run:
         on_the_way: through, roundings: see near()
         """
         rights = right if isinstance(right, list) else [right] * self.size
-        found = [*map(of, self.found)]
-        for place, (mine, due) in enumerate(zip(found, rights)):
-            if name := _differs(mine, due, on_the_way):
+        results = [*map(of, self.found)]
+        for place, (result, due) in enumerate(zip(results, rights)):
+            if name := _differs(result, due, on_the_way):
                 elsewhere = ELSEWHERE if self.size < 4 else ""
-                raise Mistake(f"{self.at(place)}: {name} {_told(mine[name], due[name])}",
-                              self._named(slips, found, rights, of, on_the_way)
+                raise Mistake(f"{self.at(place)}: {name} {_told(result[name], due[name])}",
+                              self._named(slips, results, rights, of, on_the_way)
                               or f"{elsewhere} {hint}".strip())
 
-    def _named(self, slips, found, rights, of, on_the_way):
+    def _named(self, slips, results, rights, of, on_the_way):
         for slip in slips:
             program, *_ = slip.functions(self.answer)
             [wrong] = self.launched([(self.members, self.given, program)])
             wrong = [*map(of, wrong)]
-            if not any(_differs(mine, those, on_the_way, due)
-                       for mine, those, due in zip(found, wrong, rights)) and any(
-                    _differs(those, due, on_the_way) for those, due in zip(wrong, rights)):
+            if not any(_differs(result, mistake, on_the_way, due)
+                       for result, mistake, due in zip(results, wrong, rights)) and any(
+                    _differs(mistake, due, on_the_way) for mistake, due in zip(wrong, rights)):
                 return slip.says
         return ""
 
@@ -137,24 +137,25 @@ def runs(program, answer, *situations, one=lambda size, settings: ((), {}), watc
     launched, ones = partial(_launched, watch or _traffic, exact), None
     for groups, alike in itertools.groupby(situations, key=lambda each: each[0]):
         cases = [(members, *about) for _, *about in alike for members in groups]
-        call = partial(launched, [(members, given, program) for members, given, *_ in cases])
+        call = partial(launched, [(members, options, program) for members, options, *_ in cases])
         with hinted(failures or {}):
-            seen = call() if groups == FOUR else located(_in_groups(groups), call)
+            outcomes = call() if groups == FOUR else located(_in_groups(groups), call)
         if ones is None:
             ones = iter(launched(_jobs_of_one(answer, situations, one)) if one else ())
-        for (members, given, *name), found in zip(cases, seen):
-            settings = _settings(given, len(members), 0)
+        for (members, options, *name), results in zip(cases, outcomes):
+            settings = _settings(options, len(members), 0)
             keywords = ", ".join(f"{key}={value}" for key, value in settings.items())
-            told = f", {name[0]}" if name else keywords and f" with {keywords}"
-            yield Run(members, told, settings, found, *next(ones, [None]), answer, given, launched)
+            label = f", {name[0]}" if name else keywords and f" with {keywords}"
+            yield Run(members, label, settings, results, *next(ones, [None]), answer, options,
+                      launched)
 
 
 def _jobs_of_one(answer, situations, one):
     """Return the work of each group in each situation for one rank; four ranks run side by side."""
     jobs = []
-    for groups, given, *_ in situations:
+    for groups, options, *_ in situations:
         for size in map(len, groups):
-            edits, more = one(size, settings := _settings(given, size, 0))
+            edits, more = one(size, settings := _settings(options, size, 0))
             # a copy, because ranks refuse the library's own program: a learner may not call it
             jobs.append(((len(jobs) % 4,), settings | more, edited(answer, edits)))
     return jobs
@@ -163,9 +164,9 @@ def _jobs_of_one(answer, situations, one):
 def _launched(watch, exact, jobs):
     """[[the Returned of each of the ranks], ...] for jobs: (ranks, settings, program)"""
     with _later_calls(jobs):
-        seen = on_ranks(_on_rank, watch, exact, jobs, timeout=20, preload=("sklearn.datasets",),
-                        ranks=1 + max(rank for members, *_ in jobs for rank in members))
-    return [[_returned(*seen[rank][number]) for rank in members]
+        results = on_ranks(_on_rank, watch, exact, jobs, timeout=20, preload=("sklearn.datasets",),
+                           ranks=1 + max(rank for members, *_ in jobs for rank in members))
+    return [[_returned(*results[rank][number]) for rank in members]
             for number, (members, *_) in enumerate(jobs)]
 
 
@@ -185,16 +186,16 @@ def _later_calls(jobs):
 def _on_rank(watch, exact, jobs):
     """{number of a job: (what its program returns here, what was watched)}"""
     torch.set_default_dtype(torch.float64 if exact else torch.float32)  # ends with this launch
-    rank, ranks, seen = dist.get_rank(), dist.get_world_size(), {}
+    rank, ranks, results = dist.get_rank(), dist.get_world_size(), {}
     group_of = {members: {"group": dist.new_group(members)} if len(members) < ranks else {}
                 for members in dict.fromkeys(job[0] for job in jobs)}
-    for number, (members, given, program) in enumerate(jobs):
+    for number, (members, options, program) in enumerate(jobs):
         if rank in members:
-            settings = _settings(given, len(members), members.index(rank))
+            settings = _settings(options, len(members), members.index(rank))
             with watch() as watched:
                 value = program(**settings, **group_of[members])
-            seen[number] = value, watched
-    return seen
+            results[number] = value, watched
+    return results
 
 
 def _returned(value, watched):
@@ -219,19 +220,19 @@ def traffic_and(count):
 
     An optimizer is looked at after each of its steps; its last one counts.
     """
-    seen = {}
+    counts = {}
     handle = register_optimizer_step_post_hook(
-        lambda optimizer, *_: seen.update({optimizer: count(optimizer)}))
+        lambda optimizer, *_: counts.update({optimizer: count(optimizer)}))
     try:
         with _traffic() as counted:
             yield counted
     finally:
         handle.remove()
-    counted.of_optimizers = sum(seen.values())
+    counted.of_optimizers = sum(counts.values())
 
 
-def _settings(given, size, place):
-    return given(size, place) if callable(given) else given
+def _settings(options, size, place):
+    return options(size, place) if callable(options) else options
 
 
 def _in_groups(groups):
@@ -260,10 +261,10 @@ def near(got, right, through=torch.float32, roundings=NEAR):
     return is_near(flat(got), flat(right), through, roundings)
 
 
-def _differs(found, right, on_the_way, names=None):
+def _differs(result, right, on_the_way, names=None):
     """Return the first name whose value differs; None if there is none."""
     return next((name for name in names or right
-                 if not near(found[name], right[name], **on_the_way)), None)
+                 if not near(result[name], right[name], **on_the_way)), None)
 
 
 def _told(got, right):

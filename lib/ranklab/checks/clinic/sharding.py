@@ -46,7 +46,7 @@ def check_wide_layer(program):
                      lambda size, _: {"steps": 4, "tensor": size, "seed": size},
                      {"steps": 4, "tensor": 1, "seed": 2}, one=None, watch=_masks):
         T, D = run.settings["tensor"], run.size // run.settings["tensor"]
-        counts = [len(found.watched) for found in run.found]
+        counts = [len(result.watched) for result in run.found]
         expect(set(counts) == {8}, f"{run.where}: F.dropout is called {counts[0]} times in 4 steps,"
                " not twice a step", ("Keep both dropouts, as F.dropout or nn.Dropout: the check "
                                      "reads their masks."))
@@ -86,8 +86,8 @@ OTHER_PART = ("Each rank has its own part, or its own rows, of the wide layer: o
 
 
 def _look_at_masks(where, T, wide, narrow):
-    kept = torch.cat([mask.flatten() for of_rank in (*wide, *narrow) for mask in of_rank]) != 0
-    expect(abs(kept.double().mean() - 0.75) < 0.05, f"{where}: {1 - kept.double().mean():.0%} of "
+    keep = torch.cat([mask.flatten() for of_rank in (*wide, *narrow) for mask in of_rank]) != 0
+    expect(abs(keep.double().mean() - 0.75) < 0.05, f"{where}: {1 - keep.double().mean():.0%} of "
            "the numbers are dropped, not 25%", STAYS)
     for a in range(len(wide)):
         expect(not torch.equal(narrow[a][0], narrow[a][1]) and not torch.equal(*wide[a][:2]),
@@ -124,14 +124,14 @@ BOTH = ("The copies agree with each other, but not with one process, which takes
 def check_staged_gpt(program):
     for run in _runs(program, sharding.staged_gpt, {"steps": 4, "seed": 0},
                      lambda size, _: {"steps": 4, "seed": size}):
-        one, stages = run.one, [found["weights"] for found in run.found]
+        one, stages = run.one, [result["weights"] for result in run.found]
         one["weights"]["head.weight"] = one["weights"]["token.weight"]
         if run.size > 1:
             apart = (stages[0]["token.weight"] - stages[-1]["head.weight"]).abs().max().item()
             expect(apart < 1e-6, f"{run.where}: after 4 steps token.weight of the first and "
                    f"head.weight of the last stage are up to {apart:.2g} apart", APART)
         run.equal([{"token.weight": one["weights"]["token.weight"]}] + [{}] * (run.size - 1), TIED,
-                  BOTH, of=lambda found: found["weights"], roundings=0)
+                  BOTH, of=lambda result: result["weights"], roundings=0)
         run.equal([{"losses": [] if stage is not stages[-1] else one["losses"],
                     "weights": {name: one["weights"][name] for name in stage}}
                    for stage in stages], roundings=0)
@@ -158,7 +158,7 @@ def check_gathered_model(program):
         one = run.one
         run.awaited()
         run.equal({"the loss of step 1": one["losses"][1]}, [FORWARD], BY_WHICH, roundings=0,
-                  of=lambda found: {"the loss of step 1": found["losses"][1]})
+                  of=lambda result: {"the loss of step 1": result["losses"][1]})
         run.equal(one.part("losses"), hint=BY_WHICH, roundings=0)
         run.equal(one.part("held_out"), [EVALUATED], roundings=0)
         run.equal(one.part("weights"), [END], roundings=0)
@@ -182,8 +182,8 @@ def check_moved_gpt(program):
     for run in _runs(program, sharding.moved_gpt, {"steps": 3, "seed": 0},
                      lambda size, _: {"steps": 3, "seed": size},
                      watch=partial(traffic_and, _given)):
-        for place, found in enumerate(run.found):
-            weights = found["weights"]
+        for place, result in enumerate(run.found):
+            weights = result["weights"]
             if near(weights, run.one["weights"], roundings=0):
                 continue
             start = run.alone(steps=0)["weights"]
@@ -191,12 +191,12 @@ def check_moved_gpt(program):
             expect(not still, f"{run.at(place)}: {len(still)} of {len(weights)} weights are what "
                    f"they were before training: {', '.join(still[:3])} ...", HAS_THEM)
         run.equal(run.one, roundings=0)
-        for place, found in enumerate(run.found):
-            scatters = sum("reduce_scatter" in op.name for op in found.watched.ops)
+        for place, result in enumerate(run.found):
+            scatters = sum("reduce_scatter" in op.name for op in result.watched.ops)
             expect(run.size == 1 or scatters >= 9, f"{run.at(place)}: {scatters} reduce-scatters "
                    "in 3 steps, not 3 a step", SHARDED)
-            given, own = found.watched.of_optimizers, len(found["weights"])
-            expect(given <= own, f"{run.at(place)}: the optimizer has {given} parameters, and the "
+            count, own = result.watched.of_optimizers, len(result["weights"])
+            expect(count <= own, f"{run.at(place)}: the optimizer has {count} parameters, and the "
                    f"model {own}", OTHERS)
         yield f"as one process, {run.where}"
 
@@ -223,11 +223,11 @@ def check_flat_model(program):
     for run in _runs(program, sharding.flat_model, {"steps": 6, "max_norm": 0.5, "seed": 0},
                      lambda size, _: {"steps": 6, "max_norm": 1.2, "seed": size},
                      {"steps": 3, "max_norm": 1e3, "seed": 1}):
-        one, logged = run.one, [f"{found['norms'][0]:.3g}" for found in run.found]
+        one, logged = run.one, [f"{result['norms'][0]:.3g}" for result in run.found]
         hint = f"The ranks log {', '.join(logged)}, but one gradient has only one norm."
         run.equal({"the norm of step 0": one["norms"][0]}, SLIPS_OF_NORM,
                   hint if len({*logged}) > 1 else SAME, roundings=0,
-                  of=lambda found: {"the norm of step 0": found["norms"][0]})
+                  of=lambda result: {"the norm of step 0": result["norms"][0]})
         run.equal(one.part("norms"), [LENGTHENED], CLIPPED, roundings=0)
         run.equal(one, roundings=0)
         yield f"as one process, {run.where}"

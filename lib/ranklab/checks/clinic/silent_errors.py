@@ -100,10 +100,10 @@ SHARED = "The ranks must share the batch of one process, not take a whole one ea
 NEW_ORDER = "Each epoch needs a new order, the same on all ranks: call sampler.set_epoch."
 
 
-def _epoch_is_shared(where, batch, seen):
-    """seen: of each rank and step, the numbers of the images"""
-    steps = [sum(parts, []) for parts in zip(*seen)]
-    total, read = sum(len(part) for own in seen for part in own), {*sum(steps, [])}
+def _epoch_is_shared(where, batch, images):
+    """images: of each rank and step, the numbers of the images"""
+    steps = [sum(parts, []) for parts in zip(*images)]
+    total, read = sum(len(part) for own in images for part in own), {*sum(steps, [])}
     twice = next((at for step in steps for at in step if step.count(at) > 1), None)
     expect(total < DIGITS + batch, f"{where} takes {len(steps)} steps, and {total} images are read;"
            f" there are {DIGITS}", f"{OF_ONE} {-(-DIGITS // batch)} steps.")
@@ -126,15 +126,15 @@ def check_no_faster(program):
     for run in runs(program, trainings.no_faster, LAB,
                     (GROUPS, {"batch": 48, "epochs": 3, "seed": 5}), one=None):
         batch, epochs = run.settings.get("batch", 96), run.settings.get("epochs", 2)
-        seen = [each["seen"] for each in run.found]
-        expect(all(len(own) == epochs for own in seen), f"{run.where}: `seen` has {len(seen[0])} "
-               f"epochs, not {epochs}", "Don't change what the program returns.")
+        images = [each["seen"] for each in run.found]
+        expect(all(len(own) == epochs for own in images), f"{run.where}: `seen` has "
+               f"{len(images[0])} epochs, not {epochs}", "Don't change what the program returns.")
         for epoch in range(epochs):
-            _epoch_is_shared(f"{run.where}, epoch {epoch}", batch, [own[epoch] for own in seen])
+            _epoch_is_shared(f"{run.where}, epoch {epoch}", batch, [own[epoch] for own in images])
         for epoch in range(1, epochs):
-            expect(seen[0][epoch] != seen[0][0], f"{run.where}: epoch {epoch} has the order of "
+            expect(images[0][epoch] != images[0][0], f"{run.where}: epoch {epoch} has the order of "
                    "epoch 0", NEW_ORDER)
-        order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*seen)]
+        order = [[sum(parts, []) for parts in zip(*of_ranks)] for of_ranks in zip(*images)]
         one = run.alone(BY_ORDER, order=order)
         run.equal(one.part("weights", "loss"), hint=("A step is the mean over its images. In the "
                                                      "last step, the ranks may have different "

@@ -27,12 +27,13 @@ STILL = ("Something is still sent with every micro-batch: however small it is, a
          "each other there.")
 
 
-def _sends_once(where, found):
+def _sends_once(where, result):
     """Check that a step sends one gradient and the loss, in at most one call per parameter."""
-    steps, sizes = len(found["losses"]), [weight.nbytes for weight in found["weights"].values()]
-    sent = [op.payload_bytes for op in found.watched.ops if op.name not in ("broadcast", "barrier")]
-    wanted = steps * (sum(sizes) + 64)
-    expect(sum(sent) <= wanted, f"{where} sends {sum(sent):,} bytes in {steps} steps; the gradients"
+    steps, sizes = len(result["losses"]), [weight.nbytes for weight in result["weights"].values()]
+    sent = [op.payload_bytes for op in result.watched.ops
+            if op.name not in ("broadcast", "barrier")]
+    limit = steps * (sum(sizes) + 64)
+    expect(sum(sent) <= limit, f"{where} sends {sum(sent):,} bytes in {steps} steps; the gradients"
            f" of {steps} steps are {steps * sum(sizes):,}", OFTEN)
     most = steps * (len(sizes) + 1)
     expect(len(sent) <= most, f"{where} makes {len(sent)} calls in {steps} steps; {most} are "
@@ -43,10 +44,10 @@ def check_train_large_batch(program):
     for run in runs(program, slowdowns.train_large_batch, *product((FOUR, GROUPS, PAIRS), LARGE),
                     one=lambda size, _: ((), {"batch": 2 * size})):
         run.equal({"the loss of step 0": run.one["losses"][0]}, hint=MEAN,
-                  of=lambda found: {"the loss of step 0": found["losses"][0]})
+                  of=lambda result: {"the loss of step 0": result["losses"][0]})
         run.equal(run.one, hint=LAST)
-        for place, found in enumerate(run.found):
-            _sends_once(run.at(place), found)
+        for place, result in enumerate(run.found):
+            _sends_once(run.at(place), result)
     yield "losses and weights are those of one process, on 1, 2, 3 and 4 ranks, also where the " \
         "last step is shorter"
     yield "a step sends one gradient and one loss, however many micro-batches it has"
@@ -90,13 +91,13 @@ def check_train_on_functions(program):
     for run in runs(program, slowdowns.train_on_functions, *product((FOUR, GROUPS), FUNCTIONS),
                     watch=work_counted):
         run.equal(run.one, hint=WHOLE)
-        for what, is_training in (("training", True), ("evaluation", False)):
+        for phase, is_training in (("training", True), ("evaluation", False)):
             tokens, flops = (_largest_share(run, of, is_training) for of in ("tokens", "FLOPs"))
-            shares.append((min(tokens[0], flops[0]), tokens, flops, what))
+            shares.append((min(tokens[0], flops[0]), tokens, flops, phase))
     yield "losses and weights are those of one process, on 1, 3 and 4 ranks"
-    share, tokens, flops, what = max(shares)
+    share, tokens, flops, phase = max(shares)
     expect(share <= FAIR, f"{tokens[1]} has {tokens[0]:.2f} times its fair share of the tokens in "
-                          f"{what}, and {flops[1]} has {flops[0]:.2f} times its fair share of the "
+                          f"{phase}, and {flops[1]} has {flops[0]:.2f} times its fair share of the "
                           f"FLOPs; at most {FAIR} for one of the two is fair", LONG)
     yield "no rank has much more than its share of the work, in training and in evaluation"
 
@@ -104,8 +105,8 @@ def check_train_on_functions(program):
 def _largest_share(run, of, is_training):
     """Return (the largest excess over a fair share, its rank)."""
     fair = run.one.watched[of][is_training] / run.size
-    return max((found.watched[of][is_training] / fair, run.at(place))
-               for place, found in enumerate(run.found))
+    return max((result.watched[of][is_training] / fair, run.at(place))
+               for place, result in enumerate(run.found))
 
 
 ADDED = "            loss += part.detach() / ranks\n"

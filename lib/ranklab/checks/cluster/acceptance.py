@@ -57,9 +57,9 @@ def _kind(rounds):
 
 def _pairs_apart(got, due):
     got, due = (Counter(map(tuple, pairs)) for pairs in (got, due))
-    parts = [f"{sum(pairs.values())} {what} ({', '.join('-'.join(pair) for pair in [*pairs][:2])}"
+    parts = [f"{sum(pairs.values())} {fault} ({', '.join('-'.join(pair) for pair in [*pairs][:2])}"
              f"{', ...' * (len(pairs) > 2)})"
-             for pairs, what in ((due - got, "are missing"), (got - due, "are too many")) if pairs]
+             for pairs, fault in ((due - got, "are missing"), (got - due, "are too many")) if pairs]
     return "; ".join(parts)
 
 
@@ -84,7 +84,7 @@ def greedy(nodes):
     rounds = []
     for pair in itertools.combinations(nodes, 2):
         for each in rounds:
-            if not {*pair} & {node for other in each for node in other}:
+            if not {*pair} & {node for edge in each for node in edge}:
                 each.append(pair)
                 break
         else:
@@ -201,9 +201,9 @@ def by_counting(outputs, block_of, share=0.9):
                 across[block] += 1
                 bad[block] += (a, b) in slow
     blocks = sorted(block for block in across if bad[block] == across[block])
-    left = [(a, b) for a, b in rest if (a, b) in slow and not (
+    pairs = [(a, b) for a, b in rest if (a, b) in slow and not (
         block_of[a] != block_of[b] and (block_of[a] in blocks or block_of[b] in blocks))]
-    return Suspects(nodes, blocks, sorted(left))
+    return Suspects(nodes, blocks, sorted(pairs))
 
 
 DIED = "# nThread 1 nGpus 1 minBytes 1073741824\nnode12: Test NCCL failure all_reduce.cu:45\n"

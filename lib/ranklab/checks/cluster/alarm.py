@@ -39,21 +39,21 @@ def check_sick_rank_alarm(sick_rank_alarm):
     runs = recordings(SEEDS)
     _obeys(sick_rank_alarm, runs[0])
     yield "a rank or None from the first scrape on, also with failed scrapes; metrics are unchanged"
-    found = score(sick_rank_alarm, runs)
-    kinds = Counter(found.false)
+    old = score(sick_rank_alarm, runs)
+    kinds = Counter(old.false)
     worst = "calm" if "calm" in kinds else max(kinds, key=kinds.get, default="")
-    expect(len(found.false) <= MOST_FALSE, f"{len(found.false)} false alarms in {len(runs)} runs, "
+    expect(len(old.false) <= MOST_FALSE, f"{len(old.false)} false alarms in {len(runs)} runs, "
                                            f"at most {MOST_FALSE} allowed: {dict(kinds)}",
            f"{worst}: {(HEALTHY | SICK).get(worst)}. "
            f"{FALSE.get(worst, 'It names another rank, or it comes before the onset.')}")
-    means = {kind: round(sum(late) / len(late)) for kind, late in found.seconds.items()}
+    means = {kind: round(sum(late) / len(late)) for kind, late in old.seconds.items()}
     late = max(means, key=means.get)
-    expect(found.value >= LEAST, f"the score is {found.value:.3f}, {ASKED}; seconds "
+    expect(old.value >= LEAST, f"the score is {old.value:.3f}, {ASKED}; seconds "
            f"to the alarm: {means}", f"{late}: {SICK[late]}. {MISSED[late]}")
-    yield str(found)
+    yield str(old)
     new = score(sick_rank_alarm, recordings(secrets.randbits(32) for _ in range(2)))
     expect(new.value >= LEAST_NEW, f"on runs drawn just now: {new}; {LEAST_NEW} is required, and "
-                                   f"on the others it is {found.value:.3f}",
+                                   f"on the others it is {old.value:.3f}",
            KNOWN)
     yield f"as good on {len(new.points)} recordings that were drawn just now"
 
@@ -62,15 +62,15 @@ def _obeys(alarm, run):
     """Check that each answer for one run is a rank or None."""
     ranks = run.metrics[SECONDS].shape[1]
     for end in (1, 2, *range(5, len(run.metrics[SECONDS]), 7)):
-        given = {name: each[:end].copy() for name, each in run.metrics.items()}
+        metrics = {name: each[:end].copy() for name, each in run.metrics.items()}
         with warnings.catch_warnings(action="ignore"):
-            rank = alarm(given)
+            rank = alarm(metrics)
         is_rank = isinstance(rank, numbers.Integral) and not isinstance(rank, bool)
         expect(rank is None or is_rank and 0 <= rank < ranks, f"after {end} scrapes it returns "
                f"{rank!r}", f"Return None or a rank from 0 to {ranks - 1}.")
-        expect(given.keys() == run.metrics.keys() and all(
+        expect(metrics.keys() == run.metrics.keys() and all(
             np.array_equal(each, run.metrics[name][:end], equal_nan=True)
-            for name, each in given.items()), "the metrics are changed", COPIES)
+            for name, each in metrics.items()), "the metrics are changed", COPIES)
 
 
 @cache

@@ -30,15 +30,15 @@ def options(words):
 
     The key "" has the last of all other words.
     """
-    found, name = {}, ""
+    values, name = {}, ""
     for word in words:
         if word.startswith("-"):
             name, has_value, word = word.partition("=")
-            found[name] = word
+            values[name] = word
             name = "" if has_value else name
         else:
-            found[name], name = word, ""
-    return found
+            values[name], name = word, ""
+    return values
 
 
 def header(script):
@@ -69,21 +69,21 @@ def run(script, job, number=4711, restarts=None, code=0):
         for file in COMMANDS + files:
             (folder / file).write_text(STAND_IN if file in COMMANDS else "")
             (folder / file).chmod(0o755)
-        ended, said = _run(script, folder, environment | {
+        status, output = _run(script, folder, environment | {
             "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin", "HOME": "."})
         words, variables, requeued, alone = ((folder / file).read_text() for file in files)
         variables = dict(each.split("=", 1) for each in variables.split("\0")[:-1])
-        return SimpleNamespace(code=ended, words=words.split("\0")[:-1], variables=variables,
-                               requeued=requeued, alone=bool(alone), said=said)
+        return SimpleNamespace(code=status, words=words.split("\0")[:-1], variables=variables,
+                               requeued=requeued, alone=bool(alone), said=output)
 
 
 def _run(script, folder, environment):
     """Return (exit code, the end of its output); leave nothing of the script running."""
     (folder / "job.sh").write_text(script)
     shell = "sh" if re.match(r"#!\s*\S*/(env +)?(sh|dash)\b", script) else "bash"
-    with open(folder / "said", "w+", encoding="utf-8") as said:
-        process = subprocess.Popen([shell, "job.sh"], cwd=folder, env=environment, stdout=said,
-                                   stderr=said, stdin=subprocess.DEVNULL, start_new_session=True)
+    with open(folder / "said", "w+", encoding="utf-8") as output:
+        process = subprocess.Popen([shell, "job.sh"], cwd=folder, env=environment, stdout=output,
+                                   stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = process.wait(10 * patience())
         except subprocess.TimeoutExpired:
@@ -92,5 +92,5 @@ def _run(script, folder, environment):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             process.wait()
-        said.seek(0)
-        return code, said.read()[-300:].strip()
+        output.seek(0)
+        return code, output.read()[-300:].strip()

@@ -115,16 +115,16 @@ def _see(fn, case):
         if name not in looked_at and name != "NCCL_DEBUG"]}
 
 
-def _selection(topology, value, kind, wanted):
+def _selection(topology, value, kind, labels):
     """Return what is wrong with the devices that `value` selects among those that are up."""
     if not value:
-        return finding("not set", f"not set; it should select {', '.join(wanted)}")
+        return finding("not set", f"not set; it should select {', '.join(labels)}")
     more, less = [], []
     for node in topology.nodes:
         up = [getattr(each, "label", each.name) for each in getattr(node, kind) if each.up]
-        taken = selected(str(value), up)
-        more += [f"{label} on {node.host}" for label in taken if label not in wanted]
-        less += [f"{label} on {node.host}" for label in wanted if label not in taken]
+        selection = selected(str(value), up)
+        more += [f"{label} on {node.host}" for label in selection if label not in labels]
+        less += [f"{label} on {node.host}" for label in labels if label not in selection]
     also, lacks = f"which also selects {', '.join(more)}", f"which lacks {', '.join(less)}"
     return finding(f"{value.count('=')} =, more: {more}, less: {less}" if more or less else "right",
                    f"{value!r}, {' and '.join([also] * bool(more) + [lacks] * bool(less))}")

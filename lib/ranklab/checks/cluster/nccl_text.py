@@ -29,10 +29,10 @@ def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA"
            for rank in host if host[rank] not in silent}
     trees, links = {}, {}
     for channel, ring in rings.items():
-        listed = f"Channel {channel:02d}/{len(rings):02d} :" + "".join(
+        line = f"Channel {channel:02d}/{len(rings):02d} :" + "".join(
             f" {each:{len(str(len(host) - 1))}d}" for each in ring)
         if 0 in own:
-            own[0].append(listed if len(listed) < 128 else listed[:124] + "...")
+            own[0].append(line if len(line) < 128 else line[:124] + "...")
         parent = {rank: ring[(at - 1) // 2] if at else -1 for at, rank in enumerate(ring)}
         trees[channel] = {rank: parent[rank] for rank in own}
         up = [(rank, parent[rank]) for rank in ring[1:]]
@@ -43,8 +43,8 @@ def written(hosts, local, rings, network="IB", inside="P2P/CUMEM", gdr="/GDRDMA"
         own[rank].append("Trees" + "".join(
             f" [{channel}] {_children(rings[channel], rank)}->{rank}->{of[rank]}"
             for channel, of in trees.items()))
-    told = {name: tuple(rank for rank in own if host[rank] == name) for name in hosts}
-    log = NcclLog(network, told, {} if silent else rings, trees, links,
+    ranks = {name: tuple(rank for rank in own if host[rank] == name) for name in hosts}
+    log = NcclLog(network, ranks, {} if silent else rings, trees, links,
                   tuple(dict.fromkeys(warns)))
     return _mixed(own, host, local, warns, random.Random(seed)), log
 
@@ -90,12 +90,12 @@ def turning(ranks, local, channels):
     A ring runs through a node, then leaves it. Each channel starts at a different rank; in odd
     channels ranks descend.
     """
-    found = {}
+    rings = {}
     for turn in range(channels):
         order = [first + (turn + (-1)**turn * i) % local
                  for first in range(0, ranks, local) for i in range(local)]
-        found[turn] = tuple(order[order.index(0):] + order[:order.index(0)])
-    return found
+        rings[turn] = tuple(order[order.index(0):] + order[:order.index(0)])
+    return rings
 
 
 HOSTS = tuple(f"gpu-{i:02d}.cluster" for i in range(8))
@@ -163,20 +163,20 @@ def _torchs_line_twice():
 
 
 WRITTEN = tuple(Case(name, partial(_run, name)) for name in RUNS)
-FROM_FILES = tuple(Case(f"logs/{name}.txt", partial(_captured, name), (*known,))
-                   for name, known in CAPTURED.items())
+FROM_FILES = tuple(Case(f"logs/{name}.txt", partial(_captured, name), (*names,))
+                   for name, names in CAPTURED.items())
 OTHERS = (Case("paths that are not rings", _odd, ("network", "rings", "warnings")),
           Case("an empty log", lambda: ("", NcclLog())),
           Case("torch's line twice", _torchs_line_twice, ("entered",)))
 
 
 def _see(fn, case):
-    text, known = case.make()
+    text, reference = case.make()
     log = fn(text)
     yield {"what is returned": type(log).__name__}
     looked_at = {}
     for field in case.fields:
-        value, right = _plain(getattr(log, field)), _plain(getattr(known, field))
+        value, right = _plain(getattr(log, field)), _plain(getattr(reference, field))
         if not isinstance(right, dict) or not isinstance(value, dict):
             looked_at[field] = value
             continue

@@ -103,9 +103,9 @@ def _see(fn, story):
         node = parse(rule["expr"])
         fired = alerts(rule, series | _truth(story, end), times)
     except (NotCovered, ValueError, AttributeError, TypeError) as error:
-        who = "this check" if isinstance(error, NotCovered) else "Prometheus"
+        source = "this check" if isinstance(error, NotCovered) else "Prometheus"
         yield {"what is wrong with the rule": finding(
-            str(error)[:40], f"this, {who} says: {error}. The rule's expr is {rule['expr']!r}, "
+            str(error)[:40], f"this, {source} says: {error}. The rule's expr is {rule['expr']!r}, "
             f"for: {rule.get('for')!r}")}
         yield {}
         return
@@ -137,34 +137,34 @@ def _findings(story, at, times, end, reader):
 
     at  {labels: minutes at which the alert fires}
     """
-    minutes, found = story.args[1], {}
+    minutes, findings = story.args[1], {}
     for labels, onset, until in story.wanted:
         name = f"the alert with {', '.join(map(' '.join, labels.items()))}"
         own = [key for key in at if labels.items() <= dict(key).items()]
-        others = [dict(sorted(key)) for key in at if not labels.keys() <= dict(key).keys()]
+        rest = [dict(sorted(key)) for key in at if not labels.keys() <= dict(key).keys()]
         due, last = onset + 2 * minutes, until or times[-1] / 60 + 1
         first = min((at[key][0] for key in own), default=None)
-        if first is None and others:
-            found[name] = finding(f"labels {sorted(others[0])}",
-                                  f"not there: there is one with the labels {others[0]}, the ones "
-                                  "that `expr` keeps")
+        if first is None and rest:
+            findings[name] = finding(f"labels {sorted(rest[0])}",
+                                     f"not there: there is one with the labels {rest[0]}, the ones "
+                                     "that `expr` keeps")
         elif first is None or first > due:
-            found[name] = reader.finding("late", f"not there by minute {due}", onset + minutes)
+            findings[name] = reader.finding("late", f"not there by minute {due}", onset + minutes)
         elif first < onset + minutes / 3:
-            found[name] = reader.finding("early" if first < onset else "at once", "a false alarm "
-                                         f"from minute {first:.1f} on", first)
+            findings[name] = reader.finding("early" if first < onset else "at once", "a false "
+                                            f"alarm from minute {first:.1f} on", first)
         elif len(own) > 1:
-            found[name] = finding(f"{len(own)} times", f"there {len(own)} times: "
-                                  f"{[dict(sorted(key)) for key in own]}")
+            findings[name] = finding(f"{len(own)} times", f"there {len(own)} times: "
+                                     f"{[dict(sorted(key)) for key in own]}")
         elif not {t / 60 for t in times if due <= t / 60 < last} <= {*at[own[0]]}:
-            found[name] = finding("a gap", "not there all the time while it is slow")
+            findings[name] = finding("a gap", "not there all the time while it is slow")
         elif at[own[0]][-1] > last + minutes:
-            found[name] = finding("too long", f"still there in minute {at[own[0]][-1]:.0f}; all "
+            findings[name] = finding("too long", f"still there in minute {at[own[0]][-1]:.0f}; all "
                                               f"has been well since minute {last}")
         else:
-            found[name] = finding("right", "")
+            findings[name] = finding("right", "")
         at = {key: own_times for key, own_times in at.items() if key not in own}
-    return found | {"a false alarm": _false_alarm(at, end, reader)}
+    return findings | {"a false alarm": _false_alarm(at, end, reader)}
 
 
 def _false_alarm(at, end, reader):

@@ -25,12 +25,12 @@ def torchrun_options(words, names):
     """Return {setting: value} as torchrun itself parses `words`, and the endpoint."""
     from torch.distributed.run import get_args_parser
 
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(output):
             options = vars(get_args_parser().parse_args(words))
     except SystemExit:
-        return {"what torchrun says": told.getvalue().strip().rpartition("error: ")[2]}, ""
+        return {"what torchrun says": output.getvalue().strip().rpartition("error: ")[2]}, ""
     options["nnodes"] = re.sub(r"^(\d+):\1$", r"\1", options["nnodes"])
     return {"what torchrun says": "", **{
         f"torchrun {name}": str(options[name.strip("-").replace("-", "_")]) for name in names},

@@ -97,8 +97,8 @@ def _score(fn):
     for case in CASES:
         pieces = case.pieces(ranks.index, ranks.size)
         _, traffic, _ = watched(lambda: fn(pieces))
-        come = [op.received_bytes for op in traffic.ops if op.name == "recv"]
-        both = (traffic.sent_messages, traffic.sent_bytes), (len(come), sum(come))
+        sizes = [op.received_bytes for op in traffic.ops if op.name == "recv"]
+        both = (traffic.sent_messages, traffic.sent_bytes), (len(sizes), sum(sizes))
         away = sum(to != ranks.index and x.numel() > 0 for to, x in enumerate(pieces))
         scores.append((traffic.sent_messages - away, 1e6 * max(
             ALPHA * count + SMALLER * BETA * nbytes for count, nbytes in both)))
@@ -111,7 +111,7 @@ class Scored(Proof):
     def prove(self, fn):
         yield from super().prove(fn)
         scores = on_ranks(_score, fn, ranks=4)
-        most = max(told for of_rank in scores for told, _ in of_rank)
+        most = max(count for of_rank in scores for count, _ in of_rank)
         yield f"messages that tell lengths, sent by one of 4 ranks: {most} (at most 3)"
         for name in SCORED:
             at = CASES.index(Case(name))
@@ -133,46 +133,46 @@ def padded_to_the_longest(pieces, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
     of_all = ring_all_gather(lengths, group).view(R, R)
-    longest, received = int(of_all.max()), [pieces[rank].clone()] * R
+    longest, results = int(of_all.max()), [pieces[rank].clone()] * R
     for step in range(1, R):
         to, source = (rank + step) % R, (rank - step) % R
         n = int(of_all[source, rank])
         padded = pieces[0].new_zeros(longest if len(pieces[to]) else 0)
         padded[: len(pieces[to])] = pieces[to]
         place = pieces[0].new_empty(longest if n else 0)
-        received[source] = sendrecv(padded, to, place, source, group)[:n]
-    return received
+        results[source] = sendrecv(padded, to, place, source, group)[:n]
+    return results
 
 
 def all_send_first(pieces, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
-    coming = ring_all_gather(lengths, group).view(R, R)[:, rank].tolist()
-    received = [pieces[0].new_empty(n) for n in coming]
-    received[rank].copy_(pieces[rank])
+    counts = ring_all_gather(lengths, group).view(R, R)[:, rank].tolist()
+    results = [pieces[0].new_empty(n) for n in counts]
+    results[rank].copy_(pieces[rank])
     for to in range(R):
         if to != rank and len(pieces[to]):
             dist.send(pieces[to].contiguous(), group=group, group_dst=to)
     for source in range(R):
-        if source != rank and len(received[source]):
-            dist.recv(received[source], group=group, group_src=source)
-    return received
+        if source != rank and len(results[source]):
+            dist.recv(results[source], group=group, group_src=source)
+    return results
 
 
 def a_message_for_nothing(pieces, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    received = [pieces[rank].clone()] * R
+    results = [pieces[rank].clone()] * R
     for step in range(1, R):
         to, source = (rank + step) % R, (rank - step) % R
         n = torch.tensor([len(pieces[to])], device=pieces[to].device)
-        coming = torch.empty_like(n)
-        sendrecv(n, to, coming, source, group)
-        received[source] = pieces[0].new_empty(int(coming))
-        works = [dist.irecv(received[source], group=group, group_src=source),
+        size = torch.empty_like(n)
+        sendrecv(n, to, size, source, group)
+        results[source] = pieces[0].new_empty(int(size))
+        works = [dist.irecv(results[source], group=group, group_src=source),
                  dist.isend(pieces[to].contiguous(), group=group, group_dst=to)]
         for work in works:
             work.wait()
-    return received
+    return results
 
 
 def everything_round_a_ring(pieces, group=None):
@@ -180,13 +180,13 @@ def everything_round_a_ring(pieces, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     lengths = torch.tensor([len(piece) for piece in pieces], device=pieces[0].device)
     of_all = ring_all_gather(lengths, group).view(R, R)
-    passing, received = torch.cat(list(pieces)), [pieces[rank].clone()] * R
+    message, results = torch.cat(list(pieces)), [pieces[rank].clone()] * R
     for step in range(1, R):
         source = (rank - step) % R
-        place = passing.new_empty(int(of_all[source].sum()))
-        passing = sendrecv(passing, (rank + 1) % R, place, (rank - 1) % R, group)
-        received[source] = passing.split(of_all[source].tolist())[rank].clone()
-    return received
+        place = message.new_empty(int(of_all[source].sum()))
+        message = sendrecv(message, (rank + 1) % R, place, (rank - 1) % R, group)
+        results[source] = message.split(of_all[source].tolist())[rank].clone()
+    return results
 
 
 CASES = tuple(Case(*each) for each in (

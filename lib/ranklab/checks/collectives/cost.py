@@ -188,10 +188,10 @@ SIZES, TWICE = (1e3, 1e4, 1e5, 1e6, 1e7, 1e8), (1e3, 1e3, 1e6, 1e6)
 UNSORTED = Measured("sizes in any order, some twice", (1e5, 1e5, 1e3, 1e7, 1e5), alpha=2e-6,
                     beta=2e-8, as_arrays=True)
 NOISY = Measured("times with 10% of noise", SIZES, (1.1, 0.9) * 3, error=7)
-REPEATED = tuple(UNSORTED._replace(name=f"sizes measured twice, {what}", sizes=TWICE,
+REPEATED = tuple(UNSORTED._replace(name=f"sizes measured twice, {errors}", sizes=TWICE,
                                    noise=noise, error=7, as_arrays=False)
-                 for what, noise in (("10% too slow, then 10% too fast", (1.1, 0.9) * 2),
-                                     ("10% too fast, then 10% too slow", (0.9, 1.1) * 2)))
+                 for errors, noise in (("10% too slow, then 10% too fast", (1.1, 0.9) * 2),
+                                       ("10% too fast, then 10% too slow", (0.9, 1.1) * 2)))
 SAME = tuple(Measured(f"one size only, {[1000] * n}", (1e3,) * n, (1.0, 1.1, 1.2)[:n])
              for n in (2, 1, 3))
 ROWS, ONES, DIFFERENT = ("[1 / seconds, sizes / seconds]", "np.ones(len(sizes))",

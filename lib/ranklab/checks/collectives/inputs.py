@@ -96,12 +96,12 @@ def in_marks(got, due):
     at = int((got != due).flatten().int().argmax())
     times, right = ([int(x.flatten()[at]) // MARK**rank % MARK for rank in range(8)]
                     for x in (got, due))
-    lacks, twice, others = ([rank for rank in range(8) if is_so(times[rank], right[rank])]
-                            for is_so in (lambda n, m: n < m, lambda n, m: n > m and m,
-                                          lambda n, m: n > m and not m))
+    lacks, twice, strangers = ([rank for rank in range(8) if is_so(times[rank], right[rank])]
+                               for is_so in (lambda n, m: n < m, lambda n, m: n > m and m,
+                                             lambda n, m: n > m and not m))
     texts = [text.format(rank_names(ranks)) for text, ranks in (
         ("lacks {}", lacks), ("counts {} more than once", twice),
-        ("includes {}, not in this group", others)) if ranks]
+        ("includes {}, not in this group", strangers)) if ranks]
     where = f" at element {at}" * bool((got != got.flatten()[at]).any())
     return f"a sum that {' and '.join(texts)}{where}" if texts else ""
 

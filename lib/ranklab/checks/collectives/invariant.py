@@ -74,8 +74,8 @@ def _see(fn, spread, ranks):
 
 def _see_refusal(fn, spread, ranks):
     with Traffic() as traffic:
-        raised = must_refuse(fn, spread.part(ranks), **ranks.keywords)
-    yield {"what it raises": raised, "messages before the error": AtMost(len(traffic.ops), 0)}
+        error = must_refuse(fn, spread.part(ranks), **ranks.keywords)
+    yield {"what it raises": error, "messages before the error": AtMost(len(traffic.ops), 0)}
 
 
 def in_one_place(contributions, group=None):

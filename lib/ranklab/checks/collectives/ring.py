@@ -24,9 +24,9 @@ def _passes(number, R):
     return number * (R - 1) / R, number * (R - 1), min(1, R - 1)
 
 
-def _stages(see, oracle, what, cost):
+def _stages(see, oracle, name, cost):
     return (
-        Stage({f"{what}, on 1, 2, 3, 4 ranks; four types": (),
+        Stage({f"{name}, on 1, 2, 3, 4 ranks; four types": (),
                f"x unchanged; each rank sends {cost} of the bytes, to one neighbour": COST},
               see, (MARKS, *TYPES, Case(24, kind="normal")), WORLD_SIZES, oracle=oracle),
         Stage("when the length does not divide (0, 1, 2, 7, 1001), when x is not "
@@ -53,11 +53,11 @@ def scatter_by_torch(x, group=None, out=None):
 
 def whole_tensor(x, group=None, out=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    passing, total = x.flatten(), x.flatten().clone()
+    message, total = x.flatten(), x.flatten().clone()
     for _ in range(R - 1):
-        arriving = torch.empty_like(passing)
-        passing = sendrecv(passing, (rank + 1) % R, arriving, (rank - 1) % R, group)
-        total += passing
+        buffer = torch.empty_like(message)
+        message = sendrecv(message, (rank + 1) % R, buffer, (rank - 1) % R, group)
+        total += message
     return total.tensor_split(R)[rank]
 
 
@@ -119,7 +119,7 @@ def _see_gather(fn, case, ranks):
     """Look at calls with `out`, whose length R need not divide; and at one more call with the shard
     already in its place, as ring_all_reduce calls it.
     """
-    seen = []
+    looks = []
     for turn in range(2 + case.has_out):
         x, whole = case.x(dist.get_rank(), turn), case.x(9, turn)
         out = None
@@ -130,10 +130,10 @@ def _see_gather(fn, case, ranks):
                 x = out.view(-1).tensor_split(ranks.size)[ranks.index].copy_(x)
         elif case.has_out:
             out = x.new_full((ranks.size * x.numel(),), 99)
-        seen.append(seen_of(lambda x, keywords: fn(x, **keywords), ranks, case, x, out,
-                            _passes(1, ranks.size),
-                            size=ranks.size * x.numel() if out is None else out.numel()))
-    yield from seen
+        looks.append(seen_of(lambda x, keywords: fn(x, **keywords), ranks, case, x, out,
+                             _passes(1, ranks.size),
+                             size=ranks.size * x.numel() if out is None else out.numel()))
+    yield from looks
 
 
 def gather_by_torch(shard, group=None, out=None):
@@ -209,18 +209,18 @@ def passes_the_whole(x, group=None, out=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     of_all = torch.stack([x.contiguous()] * R)
     for step in range(1, R):
-        have, want = of_all[(rank - step + 1) % R], of_all[(rank - step) % R]
-        sendrecv(have, (rank + 1) % R, want, (rank - 1) % R, group)
+        source, target = of_all[(rank - step + 1) % R], of_all[(rank - step) % R]
+        sendrecv(source, (rank + 1) % R, target, (rank - 1) % R, group)
     return of_all.sum(dim=0, dtype=x.dtype)
 
 
 def own_order(x, group=None, out=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    passing, total = x.contiguous(), x.contiguous().clone()
+    message, total = x.contiguous(), x.contiguous().clone()
     for _ in range(R - 1):
-        arriving = torch.empty_like(passing)
-        passing = sendrecv(passing, (rank + 1) % R, arriving, (rank - 1) % R, group)
-        total += passing
+        buffer = torch.empty_like(message)
+        message = sendrecv(message, (rank + 1) % R, buffer, (rank - 1) % R, group)
+        total += message
     return total
 
 

@@ -186,11 +186,11 @@ def by_distance(x, group=None):
 def round_a_ring(x, group=None):
     """Add up around a ring: each rank passes on the last message that came, R-1 times."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    passing, total = x.contiguous(), x.contiguous().clone()
+    message, total = x.contiguous(), x.contiguous().clone()
     for _ in range(R - 1):
-        arriving = torch.empty_like(passing)
-        passing = sendrecv(passing, (rank + 1) % R, arriving, (rank - 1) % R, group)
-        total += passing
+        buffer = torch.empty_like(message)
+        message = sendrecv(message, (rank + 1) % R, buffer, (rank - 1) % R, group)
+        total += message
     return total
 
 

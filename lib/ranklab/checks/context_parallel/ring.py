@@ -127,8 +127,8 @@ def all_blocks_at_once(q, k, v, visible, group=None):
     blocks = [torch.empty_like(torch.stack([k, v])) for _ in range(dist.get_world_size(group))]
     dist.all_gather(blocks, torch.stack([k, v]), group=group)
     out, lse = block_attention(q, *blocks[0], visible[0])
-    for block, seen in zip(blocks[1:], visible[1:]):
-        out, lse = online_softmax_merge(out, lse, *block_attention(q, *block, seen))
+    for block, mask in zip(blocks[1:], visible[1:]):
+        out, lse = online_softmax_merge(out, lse, *block_attention(q, *block, mask))
     return out, lse
 
 
@@ -166,8 +166,8 @@ PART = "part = block_attention(q, *block, visible[(rank - step) % R])"
 PLACE = "dist.get_rank(group), dist.get_world_size(group)"
 ROUNDED = "[x.to(q.dtype).float() for x in"
 LOOP = "    for step in range(R):\n"
-HIDDEN = tuple((LOOP, f"{LOOP}        if {what}:\n            break\n")
-               for what in (f"not len({VISIBLE}.rows)", "step > rank"))
+HIDDEN = tuple((LOOP, f"{LOOP}        if {condition}:\n            break\n")
+               for condition in (f"not len({VISIBLE}.rows)", "step > rank"))
 OTHERS = tuple((VISIBLE, f"visible[{index}]") for index in ("rank", "step", "(rank + step) % R"))
 ADDED = "out, lse = online_softmax_merge(out, lse, *part)"
 FORWARD = Proof(
@@ -269,8 +269,8 @@ def gradients_in_one_process(grad_out, q, k, v, out, lse, visible, group=None):
 def all_reduced(grad_out, q, k, v, out, lse, visible, group=None):
     blocks = [torch.empty_like(torch.stack([k, v])) for _ in range(dist.get_world_size(group))]
     dist.all_gather(blocks, torch.stack([k, v]), group=group)
-    parts = [block_gradients(grad_out, q, *block, out, lse, seen)
-             for block, seen in zip(blocks, visible)]
+    parts = [block_gradients(grad_out, q, *block, out, lse, mask)
+             for block, mask in zip(blocks, visible)]
     dkv = torch.stack([torch.stack(part[1:]) for part in parts])
     dist.all_reduce(dkv, group=group)
     return sum(part[0] for part in parts), *dkv[dist.get_rank(group)]

@@ -158,7 +158,7 @@ LARGER = {  # what is changed, and by how many bytes the peak may grow: more tha
 
 def _see_cost(fn, needs):
     peak, flops = SIZE.costs(fn, needs)
-    grows = [what for what, (larger, most) in LARGER.items()
+    grows = [name for name, (larger, most) in LARGER.items()
              if larger.costs(fn, needs)[0] - peak > most]
     products = 1 + (not needs.no_grad) * (needs.hidden + needs.weight)
     gradients = (SIZE.rows * SIZE.tokens + SIZE.vocabulary) * C * 4

@@ -52,10 +52,10 @@ def _refusal(fn, case, ranks):
             for heads in (case.n_head * ranks.size, case.n_kv_head))
     try:
         fn(q, k, k, _causal, **ranks.keywords)
-        raised = "nothing"
+        kind = "nothing"
     except (ValueError, RuntimeError, IndexError, AssertionError) as error:
-        raised = type(error).__name__
-    return {RAISES: Must(raised, "ValueError")}
+        kind = type(error).__name__
+    return {RAISES: Must(kind, "ValueError")}
 
 
 def _values(fn, case, ranks, turn):

@@ -35,24 +35,24 @@ SENT, BROADCASTS = "bytes in collectives", "broadcasts after a break"
 def _see(fn, case, ranks):
     model = OverlappedDataParallel(toy(0), bucket_cap_bytes=200, group=ranks.group)
     if not case.counts:
-        asked = 0
+        nbytes = 0
         with Traffic() as traffic:
             for _ in fn(iter([torch.zeros(2)]), model):  # a batch may be a tensor
-                asked = sum(op.payload_bytes for op in traffic.ops)
+                nbytes = sum(op.payload_bytes for op in traffic.ops)
                 break  # on all ranks: what a training loop does after its last step
-        yield {ASKS: Must(asked > 0, True), ASKED: AtMost(asked, 8),
+        yield {ASKS: Must(nbytes > 0, True), ASKED: AtMost(nbytes, 8),
                BROADCASTS: AtMost(traffic.calls["broadcast"], 0), AFTER: _after(model)}
         return
     counts = case.counts[:ranks.size]
     steps, count = max(counts), counts[ranks.index]
-    optimizer, numbers, ahead, joining = torch.optim.SGD(model.parameters(), 0.1), [], [], []
+    optimizer, numbers, ahead, states = torch.optim.SGD(model.parameters(), 0.1), [], [], []
     # like a loader it has no length, and what is taken is gone
     batches = iter([(k, rows(10 * dist.get_rank() + k)) for k in range(count)])
     with Traffic() as traffic:
         for k, x in fn(batches, model):
             numbers.append(k)
             ahead.append(count - length_hint(batches) - len(numbers))
-            joining.append(model.joining)
+            states.append(model.joining)
             optimizer.zero_grad()
             loss_of(model, x).backward()
             optimizer.step()
@@ -60,7 +60,7 @@ def _see(fn, case, ranks):
     buffers = sum(buffer.nbytes for buffer in model.buffers())
     whole = sum(p.nbytes for p in model.parameters()) + buffers
     yield {BATCHES: numbers, AHEAD: AtMost(max(ahead, default=0), 1),
-           JOINING: Must(joining, [True] * len(joining)), AFTER: _after(model),
+           JOINING: Must(states, [True] * len(states)), AFTER: _after(model),
            SENT: AtMost(sum(op.payload_bytes for op in traffic.ops),
                         steps * (gradients + buffers + 8) + 8 + whole),
            } | {f"`{name}` at the end": tensor for name, tensor in model.state_dict().items()}

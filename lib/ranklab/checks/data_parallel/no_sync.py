@@ -57,21 +57,21 @@ def _new(fn, ranks):
 
 
 def _see_blocks(fn, ranks):
-    outer, other = _new(fn, ranks), _new(fn, ranks)
+    outer, second = _new(fn, ranks), _new(fn, ranks)
     yield {"whether `with` can take it": Must(hasattr(fn(_new(fn, ranks)), "__exit__"), True)}
-    with fn(other):
-        seen = {"`sync` in the block": other.sync}
-    seen["`sync` after the block"] = other.sync
+    with fn(second):
+        states = {"`sync` in the block": second.sync}
+    states["`sync` after the block"] = second.sync
     with fn(outer):
         with fn(outer):
-            seen["`sync` in an inner block"] = outer.sync
-        seen["`sync` in the outer block, after the inner one"] = outer.sync
-        with fn(other):
+            states["`sync` in an inner block"] = outer.sync
+        states["`sync` in the outer block, after the inner one"] = outer.sync
+        with fn(second):
             pass
-        seen["`sync` in the block, after one of another model"] = outer.sync
-        seen["`sync` of another model, after its block inside of this one"] = other.sync
-    seen["`sync` after the outer block"] = outer.sync
-    yield seen
+        states["`sync` in the block, after one of another model"] = outer.sync
+        states["`sync` of another model, after its block inside of this one"] = second.sync
+    states["`sync` after the outer block"] = outer.sync
+    yield states
     yield {f"`sync` after a {error.__name__} in the block": _after(error, fn, _new(fn, ranks))
            for error in (KeyError, KeyboardInterrupt)}
 

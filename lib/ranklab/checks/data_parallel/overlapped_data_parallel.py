@@ -114,8 +114,8 @@ def _events(wrapped, loss):
 
     def leaves(tensor, work):
         number = flats.index(tensor.data_ptr()) if tensor.data_ptr() in flats else -1
-        asked = tensor.dtype == torch.int32
-        events.append("asked" if asked else "blocking" if work is None else number)
+        is_usage = tensor.dtype == torch.int32
+        events.append("asked" if is_usage else "blocking" if work is None else number)
 
     def finishes():
         events.append("finish")
@@ -132,14 +132,14 @@ def _times(wrapped, events, is_even, all_used, finds):
     buckets = len(wrapped.buckets)
     finish = events.index("finish") if "finish" in events else len(events)
     last_layer = max((n for n, event in enumerate(events) if event == "layer"), default=0)
-    left, early, late = ([event for event in part if isinstance(event, int)]
-                         for part in (events, events[:last_layer], events[finish:]))
+    order, early, late = ([event for event in part if isinstance(event, int)]
+                          for part in (events, events[:last_layer], events[finish:]))
     ready = buckets - 1 if last_layer and is_even else 0
     return {
         IS_COPY: Must(wrapped.waiting is wrapped.buckets, False),
         BLOCKING: AtMost(events.count("blocking"), 0),
-        ELSE: AtMost(left.count(-1), 0),
-        ORDER: Must([number for number in left if number >= 0], [*range(buckets)]),
+        ELSE: AtMost(order.count(-1), 0),
+        ORDER: Must([number for number in order if number >= 0], [*range(buckets)]),
         ASKED: AtMost(events.count("asked"), int(finds)),
         WAITS: AtMost(events[:finish].count("wait"), 0),
         LATE: AtMost(len(late), 0 if all_used else buckets),
@@ -150,9 +150,9 @@ def _times(wrapped, events, is_even, all_used, finds):
 def _state(wrapped):
     """Return the state that backward must leave unchanged."""
     buckets = list(wrapped.buckets)
-    waiting = [buckets.index(bucket) for bucket in wrapped.waiting]
+    numbers = [buckets.index(bucket) for bucket in wrapped.waiting]
     return {WORKS: Must(len(wrapped.works), 0),
-            WAITING: Must(waiting, [*range(len(buckets))]),
+            WAITING: Must(numbers, [*range(len(buckets))]),
             MISSING: Must([len({*bucket.missing}) for bucket in buckets],
                           [len(bucket.parameters) for bucket in buckets])}
 

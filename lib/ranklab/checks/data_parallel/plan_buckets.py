@@ -54,9 +54,9 @@ def check_plan_buckets(plan_buckets):
         yield f"{GBps} GB/s: {1e3 * exposed:.3g} ms exposed after backward, at most 1% too much"
 
 
-def _short_timelines(many):
+def _short_timelines(count):
     dice = random.Random(0)
-    return [_timeline(dice, dice.randint(1, 9), dice.choice(PAIRS)) for _ in range(many)]
+    return [_timeline(dice, dice.randint(1, 9), dice.choice(PAIRS)) for _ in range(count)]
 
 
 def _timeline(dice, n, pair, unit=1):
@@ -67,7 +67,7 @@ def _timeline(dice, n, pair, unit=1):
 
 
 def _plans(n):
-    cuts = (cut for many in range(n) for cut in itertools.combinations(range(1, n), many))
+    cuts = (cut for count in range(n) for cut in itertools.combinations(range(1, n), count))
     return ([list(range(a, b)) for a, b in zip([0, *cut], [*cut, n])] for cut in cuts)
 
 
@@ -87,18 +87,18 @@ def _least(ready, nbytes, alpha, beta):
 
 def _near_the_best(plan_buckets, case):
     """Return the plan of `case`, found in time and nearly the best, or raise a Mistake."""
-    n, given, started = len(case[0]), ([*case[0]], [*case[1]], *case[2:]), time.process_time()
-    plan = _valid(plan_buckets(*given), n)
+    n, arguments, started = len(case[0]), ([*case[0]], [*case[1]], *case[2:]), time.process_time()
+    plan = _valid(plan_buckets(*arguments), n)
     spent, exposed = time.process_time() - started, exposed_seconds(plan, *case)
     expect(spent <= LIMIT, f"{n} gradients take {spent:.1f} s, more than {LIMIT}",
            TOO_MANY)
-    expect(given == case, "its arguments have changed", COPIES)
+    expect(arguments == case, "its arguments have changed", COPIES)
     least = _least(*case) if n > 9 else _smallest(exposed_seconds, case)
     if exposed > SLOWER * least + 1e-12:
         ready, nbytes, alpha, beta = case
-        what = f"{n} gradients, {len(plan)} buckets" if n > 9 else (
+        text = f"{n} gradients, {len(plan)} buckets" if n > 9 else (
             f"ready={[round(when, 2) for when in ready]}, {nbytes=}, the buckets {plan}")
-        expect(False, f"{what}, {alpha=:.3g}, {beta=:.3g}: {exposed:.4g} s exposed after backward; "
+        expect(False, f"{text}, {alpha=:.3g}, {beta=:.3g}: {exposed:.4g} s exposed after backward; "
                f"{least:.4g} s are possible", _hint(plan_buckets))
     return plan
 

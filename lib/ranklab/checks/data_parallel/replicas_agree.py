@@ -101,7 +101,7 @@ def by_gathering(model, group=None):
     own = [p.detach().contiguous().view(-1).view(torch.uint8).cpu() for p in model.parameters()]
     of_ranks = [None] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, own, group=group)
-    return all(torch.equal(*pair) for other in of_ranks for pair in zip(own, other, strict=True))
+    return all(torch.equal(*pair) for peer in of_ranks for pair in zip(own, peer, strict=True))
 
 
 def gathers_the_model(model, group=None):

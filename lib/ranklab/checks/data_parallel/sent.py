@@ -43,17 +43,17 @@ class Sent:
     def _call(self, tensor, *args, **kwargs):
         group = kwargs.get("group", args[1] if len(args) > 1 else None)
         self.ranks |= {*dist.get_process_group_ranks(group)}
-        held, is_async = None, kwargs.get("async_op", args[2] if len(args) > 2 else False)
+        handle, is_async = None, kwargs.get("async_op", args[2] if len(args) > 2 else False)
         if is_async:
             result = tensor.detach().clone()  # keeps the strides
             work = Done() if self.rehearsed else self.collective(result, *args, **kwargs)
-            held = HeldWork(work, tensor, result, self.waited)
-            self.handles.append(held)
+            handle = HeldWork(work, tensor, result, self.waited)
+            self.handles.append(handle)
         elif not self.rehearsed:
             self.collective(tensor, *args, **kwargs)
         self.tensors.append(tensor)
-        self.note(tensor, held)
-        return held
+        self.note(tensor, handle)
+        return handle
 
     def cost(self, tensors, ranks):
         """Return the observations for a function that must send each of `tensors` whole, once."""

@@ -20,8 +20,8 @@ class Shards(NamedTuple):
     drop_last: bool = False
 
     def __str__(self):
-        what = f"n={self.n}, {count_ranks(self.ranks)}, epoch {self.epoch}, seed {self.seed}"
-        return what + ", drop_last=True" * self.drop_last
+        text = f"n={self.n}, {count_ranks(self.ranks)}, epoch {self.epoch}, seed {self.seed}"
+        return text + ", drop_last=True" * self.drop_last
 
 
 SHARDS = tuple(Shards(*size, *how) for how in ((), (3, 5), (0, 1), (0, 5, True), (3, 5, True))

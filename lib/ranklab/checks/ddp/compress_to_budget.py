@@ -70,26 +70,26 @@ def check_compress_to_budget(hook):
     yield "nothing is lost; zeros stay zeros, 100,000 is finite, a NaN is seen; 1 to 70,000 numbers"
     sent, loss = hook_on_groups(_training, hook, 2)[0]
     plain, top_k, library = _other_losses()
-    told = (f"held-out loss {loss:.3f}, {sent:,} bytes a step (top-k 0.1% {top_k:.3f}, the "
+    text = (f"held-out loss {loss:.3f}, {sent:,} bytes a step (top-k 0.1% {top_k:.3f}, the "
             f"library's {library:.3f}, uncompressed {plain:.3f})")
-    expect(loss < top_k - BETTER, f"the lab's model: {told}", f"It must be {BETTER} below top-k's. "
+    expect(loss < top_k - BETTER, f"the lab's model: {text}", f"It must be {BETTER} below top-k's. "
            f"{MORE}")
-    yield told
+    yield text
 
 
 def _trial(hook, ranks):
     for name, job in JOBS.items():
         model, where = job.model(), f"{name}, {ranks}"
-        given = [job.gradient(rank, torch.randn(
+        inputs = [job.gradient(rank, torch.randn(
             COUNT, generator=torch.Generator().manual_seed(rank))) for rank in range(4)]
-        mine = given[dist.get_rank()]
+        own = inputs[dist.get_rank()]
         gradients, steps = zip(*steps_in_ddp({"group": ranks.group}, hook, model, [
-            mine, *[mine * job.stays] * (job.steps - 1)], ranks.group))
+            own, *[own * job.stays] * (job.steps - 1)], ranks.group))
         yield partial(_fits, where, model, ranks, steps)
         results = torch.stack(gradients)
         yield alike(f"{where}: what comes through", results.to(device()), ranks, SAME)
         yield partial(_comes_through, where, job, results.double(),
-                      [given[rank].double() for rank in ranks.members], sum(given) / 4)
+                      [inputs[rank].double() for rank in ranks.members], sum(inputs) / 4)
 
 
 def _fits(where, model, ranks, steps):
@@ -102,16 +102,16 @@ def _fits(where, model, ranks, steps):
     return max(sent)
 
 
-def _comes_through(where, job, results, given, of_all):
+def _comes_through(where, job, results, inputs, of_all):
     if job.most is None:
         return expect(not results.isfinite().all(), f"{where} is not seen in the result", job.hint)
-    right, got = sum(given) / len(given), results.sum(0) / (len(results) if job.stays else 1)
+    right, got = sum(inputs) / len(inputs), results.sum(0) / (len(results) if job.stays else 1)
     apart = (got - right).norm()
     if apart <= job.most * right.norm():
         return None
     hints = {
         IN_SIZE: (right < 0).any() and not (got < 0).any(),
-        SUM: _is_like(got, sum(given), right),
+        SUM: _is_like(got, sum(inputs), right),
         "That is the mean over all 4 ranks: average over the group, state.get('group').":
             _is_like(got, of_all, right),
         INDICES: not job.stays and (got[right == 0].abs() > right.abs().max() / 2).any()}

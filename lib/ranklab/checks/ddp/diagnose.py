@@ -46,9 +46,9 @@ def by_the_job(timelines):
     if job is None:
         raise ValueError("no step")
     works = [load + compute for load, compute in zip(job.loads, job.computes)]
-    length, others = max(works) + job.transfer, len(works) - 1
+    length, rest = max(works) + job.transfer, len(works) - 1
     ms = {"loader-bound": mean(job.loads), "communication-bound": job.transfer,
-          "straggler": max(works) - (sum(works) - max(works)) / others if others else 0.0}
+          "straggler": max(works) - (sum(works) - max(works)) / rest if rest else 0.0}
     return job.verdict, {name: each / length for name, each in ms.items()}
 
 

@@ -75,8 +75,8 @@ def difference_of_sums(events, kind="communication"):
 def tick_by_tick(events, kind="communication"):
     ticks = range(*(round(1000 * time) for time in (min(e.start for e in events),
                                                     max(e.end for e in events))))
-    running = [{e.kind for e in events if e.start <= (t + 0.5) / 1000 < e.end} for t in ticks]
-    return sum(kind in kinds and "compute" not in kinds for kinds in running) / 1000
+    sets = [{e.kind for e in events if e.start <= (t + 0.5) / 1000 < e.end} for t in ticks]
+    return sum(kind in kinds and "compute" not in kinds for kinds in sets) / 1000
 
 
 BARE, EVENTS = 'running[kind] and not running["compute"]', "for event in events\n"

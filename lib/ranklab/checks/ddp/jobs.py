@@ -32,9 +32,9 @@ class Job:
             ready = [now + load + compute + hiccup * (rank == 1)
                      for rank, (load, compute) in enumerate(zip(self.loads, self.computes))]
             end = max(ready) + self.transfer
-            for of_rank, load, done in zip(events, self.loads, ready):
-                spans = (("loader", now, now + load + self.beside), ("compute", now + load, done),
-                         ("communication", done - self.hidden, end), ("wait", done + 0.25, end))
+            for of_rank, load, time in zip(events, self.loads, ready):
+                spans = (("loader", now, now + load + self.beside), ("compute", now + load, time),
+                         ("communication", time - self.hidden, end), ("wait", time + 0.25, end))
                 of_rank += [Event(kind, kind, 5 + a * self.unit, 5 + b * self.unit, kind)
                             for kind, a, b in spans]
             now = end

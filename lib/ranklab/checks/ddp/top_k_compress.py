@@ -63,8 +63,8 @@ def _shown(fn, gradient, error, k, whole):
     count, n = min(k, whole.numel()), whole.numel()
     if not isinstance(result, tuple | list) or len(result) != 3:
         return None, {"what it returns": f"a {type(result).__name__}"}
-    values, places, left = result
-    shapes = [tuple(each.shape) for each in (values, places, left)]
+    values, places, residual = result
+    shapes = [tuple(each.shape) for each in (values, places, residual)]
     due = [(count,), (count,), tuple(whole.shape)]
     shown = {"what it returns": "three tensors", "the list of shapes of values, indices and error":
              Must(shapes, due)}
@@ -78,7 +78,7 @@ def _shown(fn, gradient, error, k, whole):
     sizes, largest = (x.abs().double().sort().values[-count:].tolist()
                       for x in (values, whole.flatten()))
     return sent, shown | {"the list of sizes of what is sent": Must(sizes, largest),
-                          "the error": left, LOST: whole - sent - left}
+                          "the error": residual, LOST: whole - sent - residual}
 
 
 def _see_steps(fn, case):

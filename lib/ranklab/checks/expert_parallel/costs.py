@@ -146,14 +146,14 @@ def by_load(chosen, n_experts, ranks, slots, per_node):
 def check_place_experts(place):
     cases = [(seed, 32, 8, 5, 4) for seed in range(3)] + [(3, 32, 8, 4, 4), (4, 16, 4, 6, 2),
                                                           (5, 8, 1, 8, 1)]
-    seen = []
+    scores = []
     for seed, E, R, slots, per_node in cases:
         chosen = trace(seed, E, k=min(4, E // 4))
-        given = chosen.clone()
+        clone = chosen.clone()
         where = f"trace {seed}: {E} experts, {R} ranks with {slots} slots, {per_node} to a node"
-        plan = place(given, E, R, slots, per_node)
+        plan = place(clone, E, R, slots, per_node)
         _is_plan(where, plan, E, R, slots)
-        expect(torch.equal(given, chosen), f"{where}: `chosen` is changed", "Work on a copy.")
+        expect(torch.equal(clone, chosen), f"{where}: `chosen` is changed", "Work on a copy.")
         score = placement_score(plan, chosen, E, per_node)
         library, dealt = (score_of(each, chosen, E, R, slots, per_node)
                           for each in (place_experts, by_load))
@@ -164,14 +164,14 @@ def check_place_experts(place):
         expect(score[1] <= CROSSED * dealt[1] or not is_free, f"{where}: a token must reach "
                f"{score[1]:.2f} other nodes, more than {CROSSED} times the {dealt[1]:.2f} of "
                "experts that are dealt by load", TOGETHER)
-        seen.append((score, library, dealt))
+        scores.append((score, library, dealt))
     yield (f"each expert is placed somewhere; the fullest rank has at most {MOST} times the mean "
            "load")
     yield (f"other nodes that a token must reach: at most {CROSSED} times as many as when dealt "
            "by load")
     refused("8 experts in 6 slots", partial(place, trace(1, 8, 2), 8, 2, 3, 1))()
     yield "fewer slots than experts are a ValueError"
-    for (score, library, dealt), (seed, *_) in list(zip(seen, cases))[:3]:
+    for (score, library, dealt), (seed, *_) in list(zip(scores, cases))[:3]:
         yield (f"trace {seed}: fullest {score[0]:.3f} times the mean (library {library[0]:.3f}, "
                f"dealt by load {dealt[0]:.3f}); other nodes {score[1]:.2f} (library "
                f"{library[1]:.2f}, dealt {dealt[1]:.2f})")

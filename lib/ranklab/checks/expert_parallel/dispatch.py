@@ -39,8 +39,8 @@ KINDS = {"order": torch.Tensor, "to": (list, tuple), "came": (list, tuple),
 
 def _see_dispatch(fn, tokens, ranks):
     R, all_ways = ranks.size, tokens.ways(ranks.members)
-    coming = to_rank(all_ways, ranks.index, R)
-    leaving = [way for way in all_ways if way.source == ranks.index]
+    arrivals = to_rank(all_ways, ranks.index, R)
+    departures = [way for way in all_ways if way.source == ranks.index]
     x, chosen, _ = tokens.of(dist.get_rank(), ranks.members)
     x.requires_grad_()
     row_bytes = C * x.element_size()
@@ -54,11 +54,11 @@ def _see_dispatch(fn, tokens, ranks):
         UNUSABLE: Must([f"{name} as a {type(value).__name__}" for (name, kind), value in zip(
             KINDS.items(), sent, strict=True) if not isinstance(value, kind)], []),
         "x afterwards": x, "chosen afterwards": chosen,
-        **costs(traffic, waits, 2, 8 * E + row_bytes * len(leaving))}
-    experts = torch.tensor([way.expert for way in coming], device=device())
+        **costs(traffic, waits, 2, 8 * E + row_bytes * len(departures))}
+    experts = torch.tensor([way.expert for way in arrivals], device=device())
     with Traffic() as traffic, Waits() as waits:
         _backward(rows, (1.0 + experts)[:, None].expand(-1, C))  # known for each expert
-    yield {GRADIENT: x.grad, **costs(traffic, waits, 1, row_bytes * len(coming), " in backward")}
+    yield {GRADIENT: x.grad, **costs(traffic, waits, 1, row_bytes * len(arrivals), " in backward")}
     if R > 1:
         token = torch.ones(1, C, device=device()), torch.zeros(1, 1, device=device()).long()
         yield {f"{ERROR} with {R + 1} experts": error_of(
@@ -205,19 +205,19 @@ OUT, OF_ROWS, OF_WEIGHTS = "the result", "the gradient of rows", "the gradient o
 
 def _see_combine(fn, tokens, ranks):
     R, index, all_ways = ranks.size, ranks.index, tokens.ways(ranks.members)
-    coming = to_rank(all_ways, index, R)
+    arrivals = to_rank(all_ways, index, R)
     sent = sent_of(all_ways, index, R)
     weights = tokens.of(dist.get_rank(), ranks.members)[2].requires_grad_()
     # Other numbers for each expert, rank and token, exact in 16 bits.
-    made = [[way.expert + way.source + way.place // tokens.k / 4 + c for c in range(C)]
-            for way in coming]
-    rows = torch.tensor(made, device=device()).view(-1, C).to(getattr(torch, tokens.dtype))
+    values = [[way.expert + way.source + way.place // tokens.k / 4 + c for c in range(C)]
+              for way in arrivals]
+    rows = torch.tensor(values, device=device()).view(-1, C).to(getattr(torch, tokens.dtype))
     rows.requires_grad_()
     row_bytes = C * rows.element_size()
     with Traffic() as traffic, Waits() as waits:
         out = fn(rows, sent, weights, **ranks.keywords)
     yield {OUT: out, "rows afterwards": rows, "weights afterwards": weights,
-           **costs(traffic, waits, 1, row_bytes * len(coming))}
+           **costs(traffic, waits, 1, row_bytes * len(arrivals))}
     gradient = (torch.arange(len(weights) * C, device=device()) % 7 - 3.0) * (index + 1)
     with Traffic() as traffic, Waits() as waits:
         _backward(out, gradient.view(-1, C))
@@ -229,11 +229,11 @@ def by_a_matrix(rows, sent, weights, group=None):
     """Take this rank's own from the rows of all ranks, and multiply by a matrix of weights."""
     rank, R = dist.get_rank(group), dist.get_world_size(group)
     (every, lengths), (by_expert, _) = of_all(rows, group), of_all(sent.by_expert, group)
-    came, _ = of_all(torch.tensor(sent.came, device=rows.device), group)
-    places, came = [], came.view(R, R).tolist()
+    counts, _ = of_all(torch.tensor(sent.came, device=rows.device), group)
+    places, counts = [], counts.view(R, R).tolist()
     for s, order in enumerate(by_expert.split(lengths)):
-        start, order = sum(came[s][:rank]), order.tolist()
-        places += [sum(lengths[:s]) + order.index(i) for i in range(start, start + came[s][rank])]
+        start, order = sum(counts[s][:rank]), order.tolist()
+        places += [sum(lengths[:s]) + order.index(i) for i in range(start, start + counts[s][rank])]
     own = every[torch.tensor(places, dtype=torch.long, device=rows.device)].float()
     N, k = weights.shape
     places = torch.arange(N * k, device=rows.device)

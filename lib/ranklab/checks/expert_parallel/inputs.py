@@ -81,20 +81,20 @@ def to_rank(all_ways, rank, R, n_experts=E):
 
 def sent_of(all_ways, rank, R, n_experts=E):
     """Return the Sent of a rank, by loops."""
-    leaving = [way for way in all_ways if way.source == rank]
-    coming = to_rank(all_ways, rank, R, n_experts)
-    arrivals = sorted(coming, key=lambda way: (way.source, way.expert, way.place))
+    departures = [way for way in all_ways if way.source == rank]
+    routes = to_rank(all_ways, rank, R, n_experts)
+    arrivals = sorted(routes, key=lambda way: (way.source, way.expert, way.place))
     per_rank = n_experts // R
     experts = range(rank * per_rank, (rank + 1) * per_rank)
 
     def numbers(values):
         return torch.tensor([*values], dtype=torch.long, device=device())
 
-    return Sent(numbers(way.place for way in leaving),
-                [sum(way.expert // per_rank == r for way in leaving) for r in range(R)],
-                [sum(way.source == r for way in coming) for r in range(R)],
-                numbers(arrivals.index(way) for way in coming),
-                numbers(sum(way.expert == e for way in coming) for e in experts))
+    return Sent(numbers(way.place for way in departures),
+                [sum(way.expert // per_rank == r for way in departures) for r in range(R)],
+                [sum(way.source == r for way in routes) for r in range(R)],
+                numbers(arrivals.index(way) for way in routes),
+                numbers(sum(way.expert == e for way in routes) for e in experts))
 
 
 def of_all(x, group=None):

@@ -148,8 +148,8 @@ def once_for_each_expert(x, chosen, n_experts, inside, across):
     each = n_experts // M
     nodes = torch.where(chosen < 0, -1, chosen // each).view(-1, 1)
     rows, sent = dispatch_tokens(x.repeat_interleave(k, 0), nodes, M, across)
-    theirs, _ = dispatch_tokens(chosen.view(-1, 1), nodes, M, across)
-    rows, sent = dispatch_tokens(rows, theirs % each, each, inside)
+    experts, _ = dispatch_tokens(chosen.view(-1, 1), nodes, M, across)
+    rows, sent = dispatch_tokens(rows, experts % each, each, inside)
     return rows, sent.counts
 
 

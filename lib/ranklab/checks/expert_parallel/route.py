@@ -219,8 +219,8 @@ class Crowd(NamedTuple):
                 f"{room}")
 
     def chosen(self):
-        wanted = torch.arange(self.n_experts) / 2
-        logits = normal((*self.shape[:-1], self.n_experts), 5) + wanted
+        bias = torch.arange(self.n_experts) / 2
+        logits = normal((*self.shape[:-1], self.n_experts), 5) + bias
         return logits.topk(self.shape[-1], dim=-1).indices
 
 
@@ -234,25 +234,25 @@ def token_by_token(chosen, n_experts, factor):
     T, k = chosen.shape[-2:]
     out, room = chosen.clone(), math.ceil(factor * T * k / n_experts)
     for sequence in out.view(-1, T, k):
-        taken = [0] * n_experts
+        counts = [0] * n_experts
         for j in range(k):
             for t in range(T):
                 e = int(sequence[t, j])
-                taken[e] += 1
-                if taken[e] > room:
+                counts[e] += 1
+                if counts[e] > room:
                     sequence[t, j] = -1
     return out
 
 
 def _of_all_sequences(chosen, n_experts, factor):
     T, k = chosen.shape[-2:]
-    out, room, taken = chosen.clone(), expert_slots(T, n_experts, k, factor), [0] * n_experts
+    out, room, counts = chosen.clone(), expert_slots(T, n_experts, k, factor), [0] * n_experts
     for sequence in out.view(-1, T, k):
         for j in range(k):
             for t in range(T):
                 e = int(sequence[t, j])
-                taken[e] += 1
-                if taken[e] > room:
+                counts[e] += 1
+                if counts[e] > room:
                     sequence[t, j] = -1
     return out
 
@@ -343,8 +343,8 @@ def _the_best(shape, k, dtype, n_chosen):
 def _any(shape, k, dtype, n_chosen):
     """Return choices that are not the k best, as when a bias decides."""
     random = torch.Generator().manual_seed(3)
-    wanted = torch.rand(*shape[:-1], n_chosen, generator=random)
-    return normal(shape, k, dtype), wanted.argsort(-1)[..., :k]
+    scores = torch.rand(*shape[:-1], n_chosen, generator=random)
+    return normal(shape, k, dtype), scores.argsort(-1)[..., :k]
 
 
 def _even():

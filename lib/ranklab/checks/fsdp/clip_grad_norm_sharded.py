@@ -65,7 +65,7 @@ def _see(fn, case, ranks):
                   case.max_norm, **ranks.keywords)
     norm = float(norm)
     gradients = [p.grad for p in parameters[1:]] if is_finite else []
-    changed = [not torch.equal(one, other) for one, other in zip(gradients, before)]
+    changed = [not torch.equal(new, old) for new, old in zip(gradients, before)]
     yield {NORM: norm if math.isfinite(norm) else "infinite or NaN",
            **({SAME: Agree(torch.tensor(norm))} if is_finite else {}),
            **dict(zip(GRADIENTS, gradients)),

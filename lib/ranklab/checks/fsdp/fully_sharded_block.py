@@ -113,25 +113,25 @@ class Rounds(NamedTuple):
     def see(self, block_class, ranks):
         module, block = self._sharded(block_class, ranks)
         sends = Must(True, True)
-        with Held(rehearsed=True) as held, Waits() as waits, suppress(Exception):
+        with Held(rehearsed=True) as recorder, Waits() as waits, suppress(Exception):
             # What it raises, it raises again.
             sends = self._round(module, block, 1, waits)[SENDS]
         due = {"all_gather": [_length(sum(q.numbers for q in block.parameters), p.whole.dtype)
                               for p in block.parameters[:1]],
                "reduce_scatter": [_length(ranks.size * sum(q.numbers for q in block.trained),
                                           p.reduce_in) for p in block.trained[:1]]}
-        yield {LENGTHS: Must([f"{verb} of {sent}, not {due[verb]}" for verb, sent in held.sent
+        yield {LENGTHS: Must([f"{verb} of {sent}, not {due[verb]}" for verb, sent in recorder.sent
                               if sent not in due[verb]], []),
-               OUTSIDE: Must(sorted(held.ranks - {*ranks.members}), []), SENDS: sends}
+               OUTSIDE: Must(sorted(recorder.ranks - {*ranks.members}), []), SENDS: sends}
         module, block = self._sharded(block_class, ranks)
         for turn in TURNS:
-            with Held() as held, Traffic() as traffic, Waits() as waits:
+            with Held() as recorder, Traffic() as traffic, Waits() as waits:
                 values = self._round(module, block, turn, waits)
             nbytes = {"all_gather": sum(p.numbers * p.whole.itemsize for p in block.parameters),
                       "reduce_scatter": sum(p.numbers * p.reduce_in.itemsize
                                             for p in block.trained)}
             yield values | {
-                CHANGED: AtMost(held.changed, 0),
+                CHANGED: AtMost(recorder.changed, 0),
                 MESSAGES: Must(sorted([op.name, int(op.sent_bytes)] for op in traffic.ops), [
                     [name, (ranks.size - 1) * each] for name, each in nbytes.items() if each]),
                 UNENDED: AtMost(waits.missing(traffic.calls.total()), 0)}

@@ -24,8 +24,8 @@ class Case(NamedTuple):
     first: int = 1
 
     def __str__(self):
-        how = ", not contiguous" * self.strided + ", frozen" * self.frozen
-        return f"a parameter of shape {self.shape}, {self.dtype}{how}"
+        suffix = ", not contiguous" * self.strided + ", frozen" * self.frozen
+        return f"a parameter of shape {self.shape}, {self.dtype}{suffix}"
 
     def tensor(self):
         n = torch.Size(self.shape).numel()

@@ -89,8 +89,8 @@ def _blocks(wrap_policy, where, model, most):
            f"{where}: a block is inside another one, or appears twice", OUTERMOST)
     for block in blocks:
         is_called = type(block).forward is not nn.Module.forward
-        what = "shares a parameter with what is outside" if is_called else "is never called"
-        expect(can_be_a_block(model, block), f"{where}: `{names[id(block)]}` {what}",
+        fault = "shares a parameter with what is outside" if is_called else "is never called"
+        expect(can_be_a_block(model, block), f"{where}: `{names[id(block)]}` {fault}",
                CAN_BE)
     got = whole_bytes(model, blocks)
     expect(got <= most, f"{where}: {got:,} bytes are whole with {len(blocks)} blocks",

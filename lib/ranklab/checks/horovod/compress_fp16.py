@@ -40,19 +40,19 @@ def _see(fn, case):
     fn(torch.ones(2, dtype=FLOATS[case.dtype == FLOATS[0]]))  # another one in between
     reduced = [_times(2, small), small.new_zeros(small.shape)]
     restored = [restore(each) for each in reduced]
-    yield {name: value for what, each in zip((TRAVELS, RESTORED, AGAIN, "x afterwards"),
-                                             (small, *restored, x))
-           for name, value in ((f"the type of {what}", _type_of(each)), (what, _comparable(each)))}
+    yield {name: value for key, each in zip((TRAVELS, RESTORED, AGAIN, "x afterwards"),
+                                            (small, *restored, x))
+           for name, value in ((f"the type of {key}", _type_of(each)), (key, _comparable(each)))}
 
 
-def _pair(returned):
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(f"a {type(returned).__name__} is returned, and not (small, restore)")
-    small, restore = returned
+def _pair(result):
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"a {type(result).__name__} is returned, and not (small, restore)")
+    small, restore = result
     if not isinstance(small, torch.Tensor) or not callable(restore):
-        kinds = ", ".join(type(each).__name__ for each in returned)
+        kinds = ", ".join(type(each).__name__ for each in result)
         raise TypeError(f"({kinds}) is returned, and not (small, restore)")
-    return returned
+    return result
 
 
 def _times(number, small):

@@ -59,9 +59,9 @@ class Net(nn.Module):
 
         `unused` is in the first group.
         """
-        seldom, *others = self.parameters()
-        return torch.optim.SGD([{"params": others[:3]},
-                                {"params": [seldom, *others[3:]], "lr": 0.05}], lr=0.1,
+        seldom, *rest = self.parameters()
+        return torch.optim.SGD([{"params": rest[:3]},
+                                {"params": [seldom, *rest[3:]], "lr": 0.05}], lr=0.1,
                                momentum=0.9)
 
 
@@ -111,34 +111,34 @@ def _see(fn, case, ranks):
 def _asks(fn):
     """Record the requests of one step, and when; here all ranks are ready in the same order."""
     net, thread = Net(), hvd.world.background()
-    given = net.sgd()
-    optimizer = fn(given, net.named_parameters(), Compression.fp16)
-    yield {RETURNED: Must("the one that was given" if optimizer is given else
+    sgd = net.sgd()
+    optimizer = fn(sgd, net.named_parameters(), Compression.fp16)
+    yield {RETURNED: Must("the one that was given" if optimizer is sgd else
                           f"a {type(optimizer).__name__}", "the one that was given")}
-    submit, asked, waited, at_step = thread.submit, [], [], []
-    optimizer.register_step_pre_hook(lambda *_: at_step.extend({*waited}))
+    submit, requests, waits, at_step = thread.submit, [], [], []
+    optimizer.register_step_pre_hook(lambda *_: at_step.extend({*waits}))
 
     def watched(*handles):
         for handle in handles:
             name, wait = handle.request.name, handle.finished.wait
-            handle.finished.wait = lambda name=name, wait=wait: (waited.append(name), wait())
-            asked.append(handle.request)
+            handle.finished.wait = lambda name=name, wait=wait: (waits.append(name), wait())
+            requests.append(handle.request)
         submit(*handles)
 
     thread.submit = watched
     with Traffic() as traffic:
-        raised = _error_of(lambda: net.backward(0, 0, 2), ValueError)
-        early, in_backward = sorted(each.name for each in asked), len(waited)
+        outcome = _error_of(lambda: net.backward(0, 0, 2), ValueError)
+        early, in_backward = sorted(each.name for each in requests), len(waits)
         had = [name for name, p in net.trained.items() if p.grad is not None]
-        if raised == "nothing":
+        if outcome == "nothing":
             optimizer.step()
     thread.submit = submit
-    names = sorted(each.name for each in asked)
-    yield {RAISED: Told(raised, _told),
+    names = sorted(each.name for each in requests)
+    yield {RAISED: Told(outcome, _told),
            EARLY: Must(early, had),
            WAITED: AtMost(in_backward, 0),
            NAMES: Must(names, [*net.trained]),
-           TYPES: Must(sorted({str(each.dtype) for each in asked}), ["torch.float16"]),
+           TYPES: Must(sorted({str(each.dtype) for each in requests}), ["torch.float16"]),
            LATE: AtMost(len(names) - len(at_step), 0),
            OWN: AtMost(len(traffic.ops), 0)}
 
@@ -166,9 +166,9 @@ def _steps(fn, ranks, idle, *compression):
         own = {name: torch.zeros_like(p) if p.grad is None else p.grad
                for name, p in alone.trained.items()}
         optimizer.zero_grad()
-        raised = _error_of(lambda: backward(net, step), ValueError)
-        if raised != "nothing":
-            yield {RAISED: Told(raised, _told)}
+        outcome = _error_of(lambda: backward(net, step), ValueError)
+        if outcome != "nothing":
+            yield {RAISED: Told(outcome, _told)}
             return
         optimizer.step()
         yield {f"p.grad of {name}": Told(shown(at_step.get(name)), partial(
@@ -176,7 +176,7 @@ def _steps(fn, ranks, idle, *compression):
             f"{name} afterwards": shown(p) for name, p in net.named_parameters()} | {
             "the types of p.grad": Must(
                 [str(getattr(at_step.get(name), "dtype", None)) for name in net.trained],
-                [str(p.dtype) for p in net.trained.values()]), RAISED: Told(raised, _told)}
+                [str(p.dtype) for p in net.trained.values()]), RAISED: Told(outcome, _told)}
 
 
 def _as_own(own, got, due):
@@ -188,9 +188,9 @@ def _twice(fn):
     optimizer = fn(net.sgd(), net.named_parameters())
     net.backward(0, 0, 1)
     hvd.barrier()
-    raised = _error_of(lambda: net.backward(0, 0, 1), Exception)
+    outcome = _error_of(lambda: net.backward(0, 0, 1), Exception)
     optimizer.step()
-    yield {REFUSED: Must(raised, "ValueError")}
+    yield {REFUSED: Must(outcome, "ValueError")}
 
 
 # --- right for another reason ---------------------------------------------------------------------

@@ -47,10 +47,10 @@ KINDS = _cases(
 
 def _see(fn, case):
     tensors = case.tensors()
-    given = [*tensors]
-    yield {"the plan": Told(_lists(fn(given, case.threshold)), _in_words),
+    argument = [*tensors]
+    yield {"the plan": Told(_lists(fn(argument, case.threshold)), _in_words),
            "whether `tensors` stays as it is": Must(
-               [*map(id, given)] == [*map(id, tensors)], True)}
+               [*map(id, argument)] == [*map(id, tensors)], True)}
 
 
 def _lists(plan):
@@ -58,8 +58,8 @@ def _lists(plan):
     if not isinstance(plan, list) or not all(isinstance(group, list) for group in plan):
         kinds = {type(group).__name__ for group in plan} if isinstance(plan, list) else ()
         return f"a {type(plan).__name__}{' of ' * bool(kinds)}{', '.join(sorted(kinds))}"
-    if others := {type(i).__name__ for group in plan for i in group if type(i) is not int}:
-        return f"lists of {', '.join(sorted(others))}"
+    if types := {type(i).__name__ for group in plan for i in group if type(i) is not int}:
+        return f"lists of {', '.join(sorted(types))}"
     return sorted(plan)
 
 
@@ -72,8 +72,8 @@ def _in_words(got, due):
         return f"without tensor {lacks[0]}"
     if twice := [i for i in range(n) if times.count(i) > 1]:
         return f"one with tensor {twice[0]} more than once"
-    one, other = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
-    return f"one of {len(got)} lists, not of {len(due)}; one is {one}, not {other}"
+    one, right = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
+    return f"one of {len(got)} lists, not of {len(due)}; one is {one}, not {right}"
 
 
 def _see_refusal(fn, threshold):
@@ -86,12 +86,12 @@ def kind_by_kind(tensors, threshold):
     """Fuse each kind separately: as many tensors as fit, then the remaining ones."""
     lists = []
     for kind in {(each.dtype, each.device) for each in tensors}:
-        left = [i for i, each in enumerate(tensors) if (each.dtype, each.device) == kind]
-        while left:
-            total = list(itertools.accumulate(tensors[i].nbytes for i in left))
+        rest = [i for i, each in enumerate(tensors) if (each.dtype, each.device) == kind]
+        while rest:
+            total = list(itertools.accumulate(tensors[i].nbytes for i in rest))
             n = max(1, sum(nbytes <= threshold for nbytes in total))
-            lists.append(left[:n])
-            left = left[n:]
+            lists.append(rest[:n])
+            rest = rest[n:]
     return lists
 
 

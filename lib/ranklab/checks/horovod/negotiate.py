@@ -44,26 +44,26 @@ TAKES_PART = "whether it takes part in the round"
 
 
 def _see(fn, case, ranks):
-    table, told, seen, of_ranks = {}, [], [], [None] * ranks.size
+    table, answers, rounds, of_ranks = {}, [], [], [None] * ranks.size
     for names in case.names(dist.get_rank()):
         if case.new_tables:
             table = {}
         ready = [*names]
         with Traffic() as traffic:
-            told.append(_words(fn(ready, table, **ranks.keywords)))
-        seen.append((names, ready, traffic))
-    dist.all_gather_object(of_ranks, told, group=ranks.group)
-    for i, (names, ready, traffic) in enumerate(seen):
-        words, name = told[i], f"what it returns in round {i + 1}"
+            answers.append(_words(fn(ready, table, **ranks.keywords)))
+        rounds.append((names, ready, traffic))
+    dist.all_gather_object(of_ranks, answers, group=ranks.group)
+    for i, (names, ready, traffic) in enumerate(rounds):
+        words, name = answers[i], f"what it returns in round {i + 1}"
         yield {TAKES_PART: Must(bool(traffic.ops) or ranks.size == 1, True),
                f"{name}, sorted,": sorted(words) if isinstance(words, list) else words,
                name: Must(words, of_ranks[0][i]),
                "`ready` afterwards": Must(_words(ready), _words(names))}
     if case == STEPS:
-        received = sum(traffic.received_bytes for *_, traffic in seen)
+        nbytes = sum(traffic.received_bytes for *_, traffic in rounds)
         yield {LEFT: Must([str(name).removeprefix(LONG) for name in table
                            if str(name).startswith(LONG)], []),
-               RECEIVED: AtMost(received, _enough(ranks), "receives {:,.0f} bytes; {:,.0f} are "
+               RECEIVED: AtMost(nbytes, _enough(ranks), "receives {:,.0f} bytes; {:,.0f} are "
                                 "enough")}
 
 
@@ -101,13 +101,13 @@ def by_sets(ready, table, group=None):
 
 def says_it_again_and_again(ready, table, group=None):
     rank, R = dist.get_rank(group), dist.get_world_size(group)
-    waiting = table.get("waiting", []) + ready
+    queue = table.get("waiting", []) + ready
     lists = [None] * R if rank == 0 else None
-    dist.gather_object(waiting, lists, group=group, group_dst=0)
-    told = [[name for name in waiting if all(name in one for one in lists or ())]]
-    dist.broadcast_object_list(told, group=group, group_src=0)
-    table["waiting"] = [name for name in waiting if name not in told[0]]
-    return told[0]
+    dist.gather_object(queue, lists, group=group, group_dst=0)
+    answers = [[name for name in queue if all(name in one for one in lists or ())]]
+    dist.broadcast_object_list(answers, group=group, group_src=0)
+    table["waiting"] = [name for name in queue if name not in answers[0]]
+    return answers[0]
 
 
 START = "rank, R ="

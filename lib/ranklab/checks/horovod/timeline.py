@@ -44,16 +44,16 @@ def _written(fn, events):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         path.write_text(OLD)
-        fn(given := [*events], str(path))
-        return path.read_text(), given
+        fn(argument := [*events], str(path))
+        return path.read_text(), argument
 
 
 def _in_words(got, due):
     """Say which event is wrong."""
-    one, other = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
+    one, right = next(pair for pair in itertools.zip_longest(got, due) if pair[0] != pair[1])
     number = f"of {len(got)} events, not of {len(due)}" if len(got) != len(due) else "wrong"
     return (f"{number}: one, as (phase, ts, dur), is {one or 'missing'}, not "
-            f"{other or 'in the events'}")
+            f"{right or 'in the events'}")
 
 
 def _read(text):

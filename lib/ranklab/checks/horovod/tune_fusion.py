@@ -69,8 +69,8 @@ def check_tune_fusion(tune):
                                 for average in (mean, median))
         raise _mistake(*worst, right, by_means and not by_medians)
     yield f"at most 5% slower than the best in {right} of {len(WORKLOADS)} workloads"
-    yours, library = (mean(score for score, *_ in each) for each in (scores, _scores(tune_fusion)))
-    yield f"{yours:.3f} times the best (the library's {library:.3f})"
+    own, library = (mean(score for score, *_ in each) for each in (scores, _scores(tune_fusion)))
+    yield f"{own:.3f} times the best (the library's {library:.3f})"
 
 
 def _scores(tune):
@@ -94,8 +94,8 @@ def _tuned(tune, measured):
 
 def _mistake(score, chosen, measured, right, by_means):
     """Return the sentence on the worst workload, with the first likely reason that holds."""
-    workload, asked = measured.workload, Counter(measured.asked)
-    steps = sorted(asked)
+    workload, counts = measured.workload, Counter(measured.asked)
+    steps = sorted(counts)
     best, lowest = min(workload.grid(), key=workload.seconds), measured.lowest(median)
     near = min(steps, key=workload.seconds)
     low, high = max(zip(steps, steps[1:]), key=lambda two: two[1] / two[0], default=(1, 1))
@@ -103,11 +103,11 @@ def _mistake(score, chosen, measured, right, by_means):
         (not steps[0] <= best <= steps[-1], f"The best is {best:,}, and you measure from "
          f"{steps[0]:,} to {steps[-1]:,}: {BOTH_ENDS}"),
         (high / low > 64, f"Nothing from {low:,} to {high:,} {RATIOS}"),
-        (max(asked.values()) == 1, ONCE),
+        (max(counts.values()) == 1, ONCE),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "
                                           "calls mean less noise."),
         (by_means, MEDIANS),
-        (chosen not in asked, MEASURED),
+        (chosen not in counts, MEASURED),
         (chosen != lowest, f"By the medians of what you measured the best is {lowest:,}. "
          f"{LOWEST}"),
         (workload.score(near) > SLOWER, f"Of the {len(steps)} thresholds that you measured, even "

@@ -78,7 +78,7 @@ def _see(fn, case, ranks):
     of_all = [None] * ranks.size
     dist.all_gather_object(of_all, calls)
     yield _compared(calls, of_all)
-    if any(other != calls for other in of_all):
+    if any(of_rank != calls for of_rank in of_all):
         return
     try:
         mesh, refused = fn(*case.arguments), ""

@@ -53,13 +53,13 @@ def check_choose_layout(choose_layout):
                f"{name}: {chosen!r} is returned", PAIR)
         yield f"{name}: {_score(name, *chosen)}"
     job, gpus, gpu = _case(NONE_FITS)
-    said = refusal(choose_layout, job, gpus, gpu)
+    message = refusal(choose_layout, job, gpus, gpu)
     least = min(memory_per_gpu(*_planned(*choice, job, gpu)).total
                 for choice in legal(job, gpus, gpu.node))
-    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
+    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", message))]
     # To 10%: `legal` leaves out zero=3 on one data rank, which holds a little less.
     expect(any(abs(n - right) <= 0.1 * right for n in numbers for right in (least, least / 1e9)),
-           f"where none fits: {said}", f"{NEEDED} {least / 1e9:.1f} GB.")
+           f"where none fits: {message}", f"{NEEDED} {least / 1e9:.1f} GB.")
     yield "where no layout fits a ValueError says what would be needed"
 
 
@@ -108,9 +108,9 @@ def _score(name, layout, size):
 def _best(name):
     """Return the seconds of the fastest choice that is legal and fits."""
     job, gpus, gpu = _case(JOBS[name])
-    found = [_planned(*choice, job, gpu) for choice in legal(job, gpus, gpu.node)]
-    found.sort(key=lambda planned: step_time(*planned).total)
-    return next(step_time(*planned).total for planned in found
+    plans = [_planned(*choice, job, gpu) for choice in legal(job, gpus, gpu.node)]
+    plans.sort(key=lambda planned: step_time(*planned).total)
+    return next(step_time(*planned).total for planned in plans
                 if memory_per_gpu(*planned).total <= gpu.memory_bytes)
 
 

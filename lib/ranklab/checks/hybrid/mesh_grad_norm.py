@@ -34,15 +34,15 @@ def _gradient(case, holders):
 
 def _see(fn, case, ranks):
     holders = [each for each in _holders(ranks.members) if dist.get_rank() in each]
-    held = [(_gradient(case, each), len(each)) for each in holders]
+    gradients = [(_gradient(case, each), len(each)) for each in holders]
     with Traffic() as traffic:
-        norm = fn([*held], ranks.group)
+        norm = fn([*gradients], ranks.group)
     has_number = case.startswith("one is") and (2,) in _holders(ranks.members)
     yield {**({FINITE: Must(bool(torch.isfinite(torch.as_tensor(norm))), False),
                "its type": Must(_type_of(norm), "torch.float32")} if has_number else {NORM: norm}),
            CALLS: AtMost(len(traffic.ops), 1),
            BYTES: AtMost(sum(op.payload_bytes for op in traffic.ops), 8),
-           **{f"gradient {i} afterwards": x for i, (x, _) in enumerate(held)}}
+           **{f"gradient {i} afterwards": x for i, (x, _) in enumerate(gradients)}}
 
 
 def _type_of(norm):

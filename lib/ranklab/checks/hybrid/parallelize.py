@@ -39,7 +39,7 @@ def _see(fn, layout, ranks):
     groups, tokens = [{"params": list(model.named_parameters())}], []  # tokens in each pass
     for block in model.blocks.values():
         block.norm2.register_forward_pre_hook(lambda _, x: tokens.append(x[0].shape[:2].numel()))
-    given, applied = _noted(hybrid, "materialize"), _noted(hybrid.data, "apply")
+    sizes, applied = _noted(hybrid, "materialize"), _noted(hybrid.data, "apply")
     result = hybrid.apply(model)
     optimizer = hybrid.make_optimizer(functools.partial(torch.optim.SGD, lr=1.0), groups)
     if is_right:
@@ -49,8 +49,8 @@ def _see(fn, layout, ranks):
             x.to(device()) for x in hybrid.batch(INPUTS, TARGETS)), micro_batch=1)
         optimizer.step()
         loss = hybrid.total(share)
-    held = _numbers(model)
-    costs = held, max(given, default=held), len(tokens), sum(tokens), len(applied)
+    numbers = _numbers(model)
+    costs = numbers, max(sizes, default=numbers), len(tokens), sum(tokens), len(applied)
     allowed = _allowed(layout, hybrid.mesh.coordinates()["pipeline"])
     yield {RETURNS: Must("the model" if result is model else f"a {type(result).__name__}",
                          "the model")} | {
@@ -67,8 +67,8 @@ def _allowed(layout, stage):
     part = share.blocks * block + root
     passes = share.blocks * len(INPUTS) // layout.dp * (1 + layout.recompute)
     tokens = passes * CONFIG.n_ctx // (layout.tp if layout.sequence_parallel else 1)
-    held = part // layout.dp if layout.zero == 3 else part
-    return dict(zip(COSTS, (held, part, passes, tokens, 1)))
+    numbers = part // layout.dp if layout.zero == 3 else part
+    return dict(zip(COSTS, (numbers, part, passes, tokens, 1)))
 
 
 def _numbers(model):

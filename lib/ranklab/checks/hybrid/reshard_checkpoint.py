@@ -113,13 +113,13 @@ def _see_refusal(fn, cut):
     count = sum(overlap(pieces[1], *box)[1].numel() for box in saved[1])
     text = refusal(fn, [*pieces], saved)
     numbers, n = {*map(int, re.findall(r"\d+", text))}, pieces[1].tensor.numel()
-    missing = [what for what, is_there in {
+    omissions = [fact for fact, is_there in {
         f"the piece's name, {cut.name}": cut.name in text,
         f"how many numbers it has, {n}": n in numbers,
         f"how many of them the boxes have, {count}": numbers & {count, n - count}}.items()
         if not is_there and text != NO_ERROR]
     yield {"what it raises": Must(NO_ERROR if text == NO_ERROR else "a ValueError", "a ValueError"),
-           "what the error does not say": Must(", ".join(missing) or "nothing", "nothing")} | {
+           "what the error does not say": Must(", ".join(omissions) or "nothing", "nothing")} | {
         f"{piece.name}, afterwards,": tensor for piece, tensor in zip(pieces, trained)}
 
 
@@ -127,10 +127,10 @@ def by_places(pieces, saved):
     """Look up each element by its place in the whole tensor."""
     filled = []
     for piece, boxes in zip(pieces, saved):
-        there = {tuple(a + i for a, i in zip(offset, at)): tensor[at] for offset, tensor in boxes
-                 for at in _places(tensor)}
-        numbers = {at: there[place] for at in _places(piece.tensor)
-                   if (place := tuple(a + i for a, i in zip(piece.offset, at))) in there}
+        elements = {tuple(a + i for a, i in zip(offset, at)): tensor[at] for offset, tensor in boxes
+                    for at in _places(tensor)}
+        numbers = {at: elements[place] for at in _places(piece.tensor)
+                   if (place := tuple(a + i for a, i in zip(piece.offset, at))) in elements}
         if len(numbers) < piece.tensor.numel():
             raise ValueError(f"{piece.name}: {len(numbers)} of {piece.tensor.numel()} numbers")
         filled.append(numbers)
@@ -189,8 +189,8 @@ def in_flat(pieces, saved):
     for piece, boxes in zip(pieces, saved):
         part = piece.tensor.flatten().view(piece.tensor.shape)  # a copy where it has strides
         for offset, tensor in boxes:
-            here, there = overlap(piece._replace(tensor=part), offset, tensor)
-            here.copy_(there)
+            target, source = overlap(piece._replace(tensor=part), offset, tensor)
+            target.copy_(source)
 
 
 RESHARD = Proof(

@@ -43,16 +43,16 @@ COST = CHANGED, OTHERS, SENT, BYTES
 def _see(fn, case, ranks):
     """Look at two calls. The first and the last rank of the group have copies, if it has two."""
     is_end = ranks.size > 1 and ranks.index in (0, ranks.size - 1)
-    other = ranks.size - 1 - ranks.index if is_end else None
+    peer = ranks.size - 1 - ranks.index if is_end else None
     for turn in (0, 1):
         copies = case.copies(dist.get_rank(), turn) if is_end else []
-        others = case.copies(ranks.members[other], turn) if is_end else []
+        peer_copies = case.copies(ranks.members[peer], turn) if is_end else []
         parts = {f"this end's gradient {i} before the call": copy.grad.clone()
                  for i, copy in enumerate(copies)} | {
-                 f"the other end's gradient {i}": copy.grad for i, copy in enumerate(others)}
+                 f"the other end's gradient {i}": copy.grad for i, copy in enumerate(peer_copies)}
         nbytes = sum(copy.nbytes for copy in copies)
         with Traffic() as traffic, Late() as late:
-            fn([*copies], other, **ranks.keywords)
+            fn([*copies], peer, **ranks.keywords)
         calls = traffic.calls
         yield {DROPPED: AtMost(late.drop(), 0)} | {
             f"gradient {i}": copy.grad for i, copy in enumerate(copies)} | {

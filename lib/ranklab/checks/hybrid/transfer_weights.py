@@ -35,7 +35,7 @@ class Side(NamedTuple):
         return self.rows * self.columns * self.copies
 
     def __str__(self):
-        cuts = [f"{n} parts of the {what}" for n, what in ((self.rows, "rows"),
+        cuts = [f"{n} parts of the {side}" for n, side in ((self.rows, "rows"),
                                                            (self.columns, "columns")) if n > 1]
         cuts = ["flat shards"] if self.flat else cuts or ["whole"]
         return f"{' x '.join(cuts)}{f', {self.copies} copies' * (self.copies > 1)}"
@@ -145,7 +145,7 @@ def _see(fn, pair, ranks):
 
 
 def _name(piece, pieces):
-    is_cut = sum(other.name == piece.name for other in pieces) > 1 or any(piece.offset)
+    is_cut = sum(p.name == piece.name for p in pieces) > 1 or any(piece.offset)
     return piece.name + f" at {tuple(piece.offset)}" * is_cut
 
 
@@ -165,15 +165,14 @@ def _enough(held, wanted, rank):
                     want.offset, want.tensor.shape, have.offset, have.tensor.shape)]
                 if want.name != have.name or any(span <= 0 for span in spans):
                     continue
-                copies = sum(_same_box(have, other) for others in held for other in others)
+                copies = sum(_same_box(have, copy) for of_rank in held for copy in of_rank)
                 rows, *rest = spans or [1]
                 sent += -(-rows // copies) * math.prod(rest) * want.tensor.itemsize
     return sent, received
 
 
-def _same_box(one, other):
-    return (one.name, one.offset, one.tensor.shape) == (other.name, other.offset,
-                                                        other.tensor.shape)
+def _same_box(x, y):
+    return (x.name, x.offset, x.tensor.shape) == (y.name, y.offset, y.tensor.shape)
 
 
 def _see_refusal(fn, pair, ranks):

@@ -373,21 +373,21 @@ def equally_many(costs, stages):
 
 
 def up_to_the_mean(costs, stages):
-    return _filled(costs, stages, lambda first, left: sum(costs) / stages)
+    return _filled(costs, stages, lambda first, count: sum(costs) / stages)
 
 
 def up_to_the_mean_of_what_is_left(costs, stages):
-    return _filled(costs, stages, lambda first, left: sum(costs[first:]) / left)
+    return _filled(costs, stages, lambda first, count: sum(costs[first:]) / count)
 
 
 def _filled(costs, stages, mean):
     """Fill each stage up to mean(its first layer, number of stages from it on)."""
     refuse(costs, stages)
     parts, first = [], 0
-    for left in range(stages, 0, -1):
+    for count in range(stages, 0, -1):
         stop = first + 1
-        while stop < len(costs) - left + 1 and (
-                left == 1 or sum(costs[first:stop + 1]) <= mean(first, left)):
+        while stop < len(costs) - count + 1 and (
+                count == 1 or sum(costs[first:stop + 1]) <= mean(first, count)):
             stop += 1
         parts.append(range(first, stop))
         first = stop
@@ -396,10 +396,10 @@ def _filled(costs, stages, mean):
 
 def without_layers(costs, stages):
     refuse(costs, stages)
-    total, done, parts = sum(costs), 0, [[] for _ in range(stages)]
+    total, partial, parts = sum(costs), 0, [[] for _ in range(stages)]
     for layer, cost in enumerate(costs):
-        parts[min(stages - 1, int(done * stages / total))].append(layer)
-        done += cost
+        parts[min(stages - 1, int(partial * stages / total))].append(layer)
+        partial += cost
     return parts
 
 

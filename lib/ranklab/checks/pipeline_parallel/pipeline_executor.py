@@ -185,7 +185,7 @@ def _see(executor_class, name, ranks):
     assert waits.missing(len(traffic.ops)) <= 0, "messages were never waited for"
     losses.append(executor.run(schedule, pieces_of(1), WEIGHT, SCALE))
     waits.forget()
-    left = held() - before
+    leak = held() - before
     messages = [each for each in with_messages(schedule)[ranks.index] if isinstance(each, Message)]
     numbers = sum(pieces_of(0)[each.micro_batch][0].numel() for each in messages
                   if each.kind[0] == "S")
@@ -199,7 +199,7 @@ def _see(executor_class, name, ranks):
         AT_ONCE: AtMost(max(stage.most for stage in stages.values()),
                         in_flight_activations(schedule)[ranks.index]),
         LEFT_OUT: left_out(),
-        LEFT: AtMost(left, 0)}
+        LEFT: AtMost(leak, 0)}
 
 
 class OneProcess:

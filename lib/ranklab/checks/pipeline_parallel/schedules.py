@@ -76,9 +76,9 @@ def _faults(schedule, P, M):
 
 @functools.lru_cache(maxsize=256)
 def _values(schedule, shape, held_at_most, more):
-    held = enumerate(zip(in_flight_activations(schedule), held_at_most(*shape.numbers)))
+    counts = enumerate(zip(in_flight_activations(schedule), held_at_most(*shape.numbers)))
     too_many = [f"{number} on rank {rank}, where {limit} are enough"
-                for rank, (number, limit) in held if number > limit]
+                for rank, (number, limit) in counts if number > limit]
     return {
         PLACES: Must([*places(schedule).values()], [*range(shape.P)] * (shape.V or 1)),
         **more(schedule, shape),

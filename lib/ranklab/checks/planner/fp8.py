@@ -39,11 +39,11 @@ def by_layers(model, plan, machine):
     layers = part * layer_seconds(model, plan, machine)["products"] * (1 + again)
     head = part * sum(head_seconds(model, plan, machine).values())
     once = step.pipeline + step.data + step.optimizer + step.rest
-    waiting = step.total - once
-    busy = waiting - step.bubble
-    other = busy - layers - head
-    faster = layers * machine.bf16 / machine.fp8 + other + head
-    return step.total / (faster / busy * waiting + once)
+    span = step.total - once
+    busy = span - step.bubble
+    rest = busy - layers - head
+    faster = layers * machine.bf16 / machine.fp8 + rest + head
+    return step.total / (faster / busy * span + once)
 
 
 CASES = (

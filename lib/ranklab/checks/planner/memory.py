@@ -93,10 +93,10 @@ def of_all_ranks(model, plan, machine, tool=None, constants=CONSTANTS):
     stages, memories = plan.stages(model.layers), []
     for rank in range(plan.pp):
         numbers, experts = numbers_of(model, plan, rank)
-        held = states(plan, tool, numbers, min(plan.shard or plan.dp * plan.cp, plan.dp * plan.cp))
+        parts = states(plan, tool, numbers, min(plan.shard or plan.dp * plan.cp, plan.dp * plan.cp))
         if experts:
             of_experts = states(plan, tool, experts, plan.dp * plan.cp * plan.tp // plan.ep)
-            held = [a + b for a, b in zip(held, of_experts)]
+            parts = [a + b for a, b in zip(parts, of_experts)]
         activations = stages[rank] * in_flight(plan, rank) * kept_bytes(model, plan, tool)
         if plan.recompute != "none":
             activations += 2 * kept_bytes(model, plan, tool, "none")
@@ -104,7 +104,7 @@ def of_all_ranks(model, plan, machine, tool=None, constants=CONSTANTS):
         if rank == plan.pp - 1:
             logits = plan.tokens * model.vocab / plan.tp * {"torchtitan": 12}.get(tool, 8)
         memories.append(GpuMemory(
-            held[0], held[1], 0.0 if plan.offload else held[2], activations, logits,
+            parts[0], parts[1], 0.0 if plan.offload else parts[2], activations, logits,
             buffer_bytes(model, plan, tool, numbers), constants.context_bytes,
             constants.gaps * (activations + logits)))
     return max(memories, key=lambda memory: memory.total)

@@ -33,9 +33,9 @@ def _see(fn, case):
     is_list = isinstance(curve, list) and [3] * len(case.counts) == [
         len(point) if isinstance(point, tuple | list) else 0 for point in curve]
     yield {"what it returns": LIST if is_list else curve} | {
-        f"{what} at {gpus} GPUs": float(number)
+        f"{name} at {gpus} GPUs": float(number)
         for gpus, point in zip(case.counts, curve if is_list else ())
-        for what, number in zip(("the number of GPUs", "tokens/s", "efficiency"), point)}
+        for name, number in zip(("the number of GPUs", "tokens/s", "efficiency"), point)}
 
 
 def by_throughput(model, plan, machine, counts, weak=False):

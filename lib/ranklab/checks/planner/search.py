@@ -55,31 +55,31 @@ SAY = "Say how much memory the smallest layout needs:"
 
 def check_search_layouts(search_layouts):
     for name in CASES:
-        found, watched = _searched(search_layouts, name)
-        yield f"{name}: {_score(name, found)}"
+        rows, watched = _searched(search_layouts, name)
+        yield f"{name}: {_score(name, rows)}"
         least = min(ENOUGH, len(_best(name)))
-        expect(len(found) >= least, (f"{name}: the list has {len(found)} layouts, not {least} or "
-                                     "more"),
+        expect(len(rows) >= least, (f"{name}: the list has {len(rows)} layouts, not {least} or "
+                                    "more"),
                ALL)
         expect(watched and all(isinstance(each, Plan) for each in watched),
                f"{name}: watch got {len(watched)} plans", WATCH)
     yield "the lists have what fits, and watch gets the plans"
     error = _error(search_layouts, "175B on 8 A100s, which can't fit", *NONE)
     needed = float(re.search(r"needs ([\d.]+) GB", str(_error(fastest, "", *NONE)))[1])
-    said = str(error)
-    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", said))]
+    message = str(error)
+    numbers = [float(n) for n in re.findall(r"\d+(?:\.\d+)?", re.sub("[,_]", "", message))]
     expect(any(abs(n - needed) <= 0.1 * needed for m in numbers for n in (m, m / 1e9)),
-           f"where none fits: {said}", f"{SAY} {needed:.0f} GB.")
+           f"where none fits: {message}", f"{SAY} {needed:.0f} GB.")
     yield "where no layout fits a NoLayout says what would be needed"
     _error(search_layouts, "3 sequences on 64 GPUs, which no layout divides", *NO_PLAN,
            tools=("deepspeed",))
     yield "where there is no layout at all it is also a NoLayout"
 
 
-def _error(search, where, *asked, **how):
+def _error(search, where, *args, **options):
     """Return the NoLayout that it raises."""
     try:
-        search(*asked, **how)
+        search(*args, **options)
     except NoLayout as error:
         return error
     except ValueError as error:
@@ -99,49 +99,49 @@ def _searched(search, name):
 
     try:
         with called_with(name):
-            found = search(*case, tools=tools, watch=watch, **reserve)
+            rows = search(*case, tools=tools, watch=watch, **reserve)
     except ValueError as error:
         raise Mistake(f"{name}: a ValueError, {error}", FITTING) from None
-    expect(isinstance(found, list) and found and all(isinstance(each, Found) for each in found),
-           f"{name}: {found!r:.60} is returned", A_LIST)
+    expect(isinstance(rows, list) and rows and all(isinstance(each, Found) for each in rows),
+           f"{name}: {rows!r:.60} is returned", A_LIST)
     most, free = room(case[1], **reserve), reserve.get("reserve", RESERVE)
-    held = max(float(each.memory.total) for each in found)
-    expect(held <= most, f"{name}: one in the list needs {held / 1e9:.1f} GB, and with {free:.0%} "
+    peak = max(float(each.memory.total) for each in rows)
+    expect(peak <= most, f"{name}: one in the list needs {peak / 1e9:.1f} GB, and with {free:.0%} "
            f"left free a GPU has {most / 1e9:.1f}", LEAVE_OUT)
-    seconds = [float(each.step.total) for each in found]
+    seconds = [float(each.step.total) for each in rows]
     for one, after in zip(seconds, seconds[1:]):
         expect(after >= one * (1 - 1e-9), f"{name}: in the list, {one:.3f} s comes before "
                                           f"{after:.3f} s", SORTED)
-    return found, watched
+    return rows, watched
 
 
-def _score(name, found):
+def _score(name, rows):
     """Check that each entry (of a long list, some) is legal, with the numbers of its plan."""
     model, machine, *_ = CASES[name]
-    for each in found[::max(1, len(found) // MOST)]:
+    for each in rows[::max(1, len(rows) // MOST)]:
         _is_right(name, each)
-    plan, seconds = found[0].plan, step_time(model, found[0].plan, machine).total
+    plan, seconds = rows[0].plan, step_time(model, rows[0].plan, machine).total
     best = _best(name)[0].step.total
     expect(seconds <= SLOWER * best, f"{name}: {plan.tool} {plan.words()} takes {seconds:.3f} s a "
            f"step, the library's {best:.3f} s", FASTER)
     return f"{plan.words()}: {seconds:.3f} s a step, the library's {best:.3f} s"
 
 
-def _is_right(name, found):
+def _is_right(name, row):
     model, machine, *sizes, tools, reserve = CASES[name]
-    plan, most = found.plan, room(machine, **reserve)
+    plan, most = row.plan, room(machine, **reserve)
     where = f"{name}: {plan.tool} {plan.words()}"
     wrong = refusal(refuse, plan, model, machine, *sizes)
     expect(wrong == NO_ERROR, f"{where} can't run: {wrong}", ASK)
     expect(plan.tool in tools, f"{where}: only {', '.join(tools)} is asked for", TOOLS)
-    held = memory_per_gpu(model, plan, machine).total
+    size = memory_per_gpu(model, plan, machine).total
     free = reserve.get("reserve", RESERVE)
-    expect(held <= most, f"{where} needs {held / 1e9:.1f} GB, and with {free:.0%} left free a GPU "
+    expect(size <= most, f"{where} needs {size / 1e9:.1f} GB, and with {free:.0%} left free a GPU "
            f"has {most / 1e9:.1f}", LEAVE_OUT)
     seconds = step_time(model, plan, machine).total
-    for what, said, is_so in (("memory", found.memory.total, held),
-                              ("step", found.step.total, seconds)):
-        expect(is_near(float(said), float(is_so)), f"{where}: its {what} is not that of its plan",
+    for part, number, right in (("memory", row.memory.total, size),
+                                ("step", row.step.total, seconds)):
+        expect(is_near(float(number), float(right)), f"{where}: its {part} is not that of its plan",
                OF_ONE_PLAN)
 
 

@@ -91,19 +91,19 @@ class Seen(NamedTuple):
         return self.error or self.values.get(name)
 
 
-def differences(stage, seen, right):
+def differences(stage, results, right):
     """Return {(step, name): ranks} that are not right, in the order in which they are told.
 
-    seen, right  {step: Seen} of each rank; a step that was not reached is not compared
+    results, right  {step: Seen} of each rank; a step that was not reached is not compared
     """
     apart = {}
     for step in dict.fromkeys(step for of_rank in right for step in of_rank):
         members = [rank for rank, of_rank in enumerate(right) if step in of_rank]
-        if not all(_reached(seen[rank], step) for rank in members):
+        if not all(_reached(results[rank], step) for rank in members):
             continue
         for name in dict.fromkeys(name for rank in members for name in right[rank][step].values):
             ranks = [rank for rank in members
-                     if _is_wrong(stage, seen, right, rank, step, name)]
+                     if _is_wrong(stage, results, right, rank, step, name)]
             if ranks:
                 apart[step, name] = ranks
     return dict(sorted(apart.items(), key=lambda item: (stage.place(item[0][1]), item[0][0])))
@@ -125,13 +125,13 @@ def value_at(of_rank, step, name):
     return (of_rank.get(step) or _error(of_rank, step)).value(name)
 
 
-def _is_wrong(stage, seen, right, rank, step, name):
+def _is_wrong(stage, results, right, rank, step, name):
     if name not in right[rank][step].values:
         return False
-    got, due = value_at(seen[rank], step, name), right[rank][step].values[name]
+    got, due = value_at(results[rank], step, name), right[rank][step].values[name]
     if isinstance(due, Agree | InAll) and isinstance(got, type(due)):
         members = right[rank][step].members
-        of_group = [value_at(seen[member], step, name) for member in members]
+        of_group = [value_at(results[member], step, name) for member in members]
         if not all(isinstance(each, type(due)) for each in of_group):
             return False  # another rank is told
         if isinstance(due, Agree):
@@ -164,20 +164,20 @@ def _limit(got, due):
     return due.number if got.limit is None else got.limit
 
 
-def is_alike(stage, one, other):
+def is_alike(stage, x, y):
     """Return whether two values are the same but for rounding."""
-    one, other = plain(one), plain(other)
-    if isinstance(other, torch.Tensor) or _is_number(one) and _is_number(other):
-        return one is other or _is_nan(one) and _is_nan(other) or is_near(
-            one, other, stage.through, stage.roundings)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return [*one] == [*other] and all(is_alike(stage, one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(
-            is_alike(stage, *each) for each in zip(one, other))
-    if isinstance(one, Raised) and isinstance(other, Raised):
-        return one.headline == other.headline
-    return type(one) is type(other) and one == other
+    x, y = plain(x), plain(y)
+    if isinstance(y, torch.Tensor) or _is_number(x) and _is_number(y):
+        return x is y or _is_nan(x) and _is_nan(y) or is_near(
+            x, y, stage.through, stage.roundings)
+    if isinstance(x, dict) and isinstance(y, dict):
+        return [*x] == [*y] and all(is_alike(stage, x[key], y[key]) for key in x)
+    if isinstance(x, list | tuple) and isinstance(y, list | tuple):
+        return len(x) == len(y) and all(
+            is_alike(stage, *each) for each in zip(x, y))
+    if isinstance(x, Raised) and isinstance(y, Raised):
+        return x.headline == y.headline
+    return type(x) is type(y) and x == y
 
 
 def plain(value):

@@ -31,10 +31,10 @@ def of_difference(difference):
     if difference.broken:
         cause = re.sub(r"SIG(ABRT|SEGV)", "SIGABRT", difference.broken.cause)
         return [_of_text(cause), difference.broken.case]
-    kept = [*difference.apart.items()][:DIFFERENCES]
+    items = [*difference.apart.items()][:DIFFERENCES]
     return [len(difference.apart), [
         [[*step], name, ranks, [of_value(value_at(difference.seen[rank], step, name))
-                                for rank in ranks_kept(ranks)]] for (step, name), ranks in kept]]
+                                for rank in ranks_kept(ranks)]] for (step, name), ranks in items]]
 
 
 def ranks_kept(ranks):
@@ -110,27 +110,27 @@ def _digits(number):
     return float(f"{number:.6g}") if math.isfinite(number) else str(number)
 
 
-def is_alike(one, other, tolerance=FINE):
+def is_alike(x, y, tolerance=FINE):
     """Return whether two digests are of the same, but for rounding."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(
-            is_alike(*pair, tolerance) for pair in zip(one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _is_of_like_tensors(kind, one[kind], other[kind], tolerance) for kind in one)
-    if isinstance(one, float) or isinstance(other, float):
-        return isinstance(one, float | int) and isinstance(other, float | int) and math.isclose(
-            one, other, rel_tol=tolerance)
-    return type(one) is type(other) and one == other
+    if isinstance(x, list) and isinstance(y, list):
+        return len(x) == len(y) and all(
+            is_alike(*pair, tolerance) for pair in zip(x, y))
+    if isinstance(x, dict) and isinstance(y, dict):
+        return x.keys() == y.keys() and all(
+            _is_of_like_tensors(kind, x[kind], y[kind], tolerance) for kind in x)
+    if isinstance(x, float) or isinstance(y, float):
+        return isinstance(x, float | int) and isinstance(y, float | int) and math.isclose(
+            x, y, rel_tol=tolerance)
+    return type(x) is type(y) and x == y
 
 
-def _is_of_like_tensors(kind, one, other, tolerance):
+def _is_of_like_tensors(kind, x, y, tolerance):
     """The shares are at most 1: these, and only these, are near 0 by rounding."""
-    if isinstance(one[0], int) and isinstance(other[0], int):
-        return one == other
+    if isinstance(x[0], int) and isinstance(y[0], int):
+        return x == y
     tolerance = COARSE if kind.startswith(("bfloat16 ", "float16 ")) else tolerance
-    return is_alike(one[0], other[0], tolerance) and all(
-        abs(a - b) <= tolerance for a, b in zip(one[1:], other[1:]))
+    return is_alike(x[0], y[0], tolerance) and all(
+        abs(a - b) <= tolerance for a, b in zip(x[1:], y[1:]))
 
 
 def tolerance_of(stage):
@@ -139,18 +139,18 @@ def tolerance_of(stage):
     return max(FINE, 2 * narrowest)
 
 
-def explains(known, difference, mine, stage):
+def explains(mistake, difference, target, stage):
     """Return how much of a difference is also seen of the mistake; 0 where they are not the same.
 
-    known  the digest of the mistake
-    mine   that of the difference
+    mistake  its digest
+    target   that of the difference
     """
-    if isinstance(known[0], str) or isinstance(mine[0], str):
-        return int(known == mine)
-    number, items = known
-    if number > mine[0] or any(not {*ranks} <= {*difference.apart.get((tuple(step), name), ())}
-                               for step, name, ranks, _ in items):
-        return 0  # it is wrong where mine is right
+    if isinstance(mistake[0], str) or isinstance(target[0], str):
+        return int(mistake == target)
+    number, items = mistake
+    if number > target[0] or any(not {*ranks} <= {*difference.apart.get((tuple(step), name), ())}
+                                 for step, name, ranks, _ in items):
+        return 0  # it is wrong where target is right
     tolerance = tolerance_of(stage)
-    same = [any(is_alike(one, other, tolerance) for other in items) for one in mine[1]]
-    return sum(same) + (number == mine[0]) / 2 if same[0] else 0  # of equal fits, the whole one
+    same = [any(is_alike(x, y, tolerance) for y in items) for x in target[1]]
+    return sum(same) + (number == target[0]) / 2 if same[0] else 0  # of equal fits, the whole one

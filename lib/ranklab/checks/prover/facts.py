@@ -9,10 +9,10 @@ from ranklab.checks.prover.compare import (
 from ranklab.checks.trial import instead, rounding, told_apart
 
 
-def fact(stage, seen, right, step, name, rank):
+def fact(stage, results, right, step, name, rank):
     """Return one sentence: what this rank shows, and what is right."""
     where, members, _ = right[rank][step]
-    got, due = value_at(seen[rank], step, name), right[rank][step].values[name]
+    got, due = value_at(results[rank], step, name), right[rank][step].values[name]
     if isinstance(got, Raised) and not isinstance(due, Raised):
         return f"{where}: it raised {got.headline}\n{got.text}"
     if isinstance(due, Raised):
@@ -25,7 +25,7 @@ def fact(stage, seen, right, step, name, rank):
             return f"{where}, {got.says.format(got.number, limit)}"
         return f"{where}: {name}: {shown(got.number)}; {shown(limit)} are enough"
     if isinstance(due, InAll):
-        numbers = [value_at(seen[member], step, name) for member in members]
+        numbers = [value_at(results[member], step, name) for member in members]
         limits = [each.limit if each.limit is not None else right[member][step].values[name].number
                   for each, member in zip(numbers, members)]
         total = sum(each.number for each in numbers)
@@ -42,9 +42,9 @@ def fact(stage, seen, right, step, name, rank):
     if part is not None:
         name, got, due = f"number {part} of {name}", got[part], due[part]
     if isinstance(got, torch.Tensor) and got.numel() > 1:
-        for what, value in _relatives(right, step, name, rank, due):
+        for relation, value in _relatives(right, step, name, rank, due):
             if is_alike(stage, got, value) and not is_alike(stage, value, due):
-                return f"{where}: {name} is {what}"
+                return f"{where}: {name} is {relation}"
     return f"{where}: {name} is {_instead(got, due)}{_which(stage, got, due)}"
 
 
@@ -61,8 +61,8 @@ def _relatives(right, step, name, rank, due):
     _, members, of_rank = right[rank][step]
     R = len(members)
 
-    yield from ((f"the same as {other}", plain(value)) for other, value in of_rank.items()
-                if other != name)
+    yield from ((f"the same as {key}", plain(value)) for key, value in of_rank.items()
+                if key != name)
     yield from ((f"what rank {member} must have", plain(right[member][step].values.get(name)))
                 for member in members if member != rank)
     if isinstance(due, torch.Tensor):
@@ -74,10 +74,10 @@ def _relatives(right, step, name, rank, due):
             if len(right) != R:
                 yield "divided by the number of all ranks", due * R / len(right)
     case, number = step
-    for other, which in ((number - 1, "earlier"), (number + 1, "later")):
-        if (case, other) in right[rank]:
-            yield (f"what is right one step {which}",
-                   plain(right[rank][case, other].values.get(name)))
+    for key, place in ((number - 1, "earlier"), (number + 1, "later")):
+        if (case, key) in right[rank]:
+            yield (f"what is right one step {place}",
+                   plain(right[rank][case, key].values.get(name)))
 
 
 def _instead(got, due):

@@ -55,8 +55,8 @@ class Ranks:
 def view_of(grouping):
     """Make the groups, on all ranks; return the Ranks of this rank's, or None."""
     whole = tuple(range(dist.get_world_size()))
-    made = [(members, dist.new_group(members)) for members in grouping] or [(whole, None)]
-    return next((Ranks(*each) for each in made if dist.get_rank() in each[0]), None)
+    pairs = [(members, dist.new_group(members)) for members in grouping] or [(whole, None)]
+    return next((Ranks(*each) for each in pairs if dist.get_rank() in each[0]), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +137,12 @@ def _due(stage, walk, answer):
     if not stage.oracle:
         return walk(answer)
     due = walk(stage.oracle)
-    if all(_is_settled(value) for seen in due.values() for value in seen.values.values()):
+    if all(_is_settled(value) for entry in due.values() for value in entry.values.values()):
         return due
     own = walk(answer)
-    return {step: seen._replace(values={
+    return {step: entry._replace(values={
         name: value if _is_settled(value) else own[step].value(name)
-        for name, value in seen.values.items()}) for step, seen in due.items()}
+        for name, value in entry.values.items()}) for step, entry in due.items()}
 
 
 def _is_settled(value):

@@ -20,8 +20,8 @@ class Difference:
     apart  {(step, name): ranks}, in the order in which they are told
     """
 
-    def __init__(self, broken=None, seen=(), right=(), apart=None):
-        self.broken, self.seen, self.right, self.apart = broken, seen, right, apart or {}
+    def __init__(self, broken=None, results=(), right=(), apart=None):
+        self.broken, self.seen, self.right, self.apart = broken, results, right, apart or {}
 
 
 class Proof(Exercise):
@@ -68,8 +68,8 @@ class Proof(Exercise):
         broken = None
         for stops in (False, True):
             try:
-                right, seen = observe(stage, ranks, self.plain_answer(), fn,
-                                      _RIGHT.get((stage, ranks)), stops)
+                right, results = observe(stage, ranks, self.plain_answer(), fn,
+                                         _RIGHT.get((stage, ranks)), stops)
             except LibrarysAnswer:
                 raise
             except Mistake as mistake:
@@ -77,10 +77,10 @@ class Proof(Exercise):
                 continue
             _RIGHT[stage, ranks] = right
             if any(each.error and each.error.kind == LibrarysAnswer.__name__
-                   for of_rank in seen for each in of_rank.values()):
+                   for of_rank in results for each in of_rank.values()):
                 raise LibrarysAnswer(self.name)
-            if apart := differences(stage, seen, right):
-                return Difference(None, seen, right, apart)
+            if apart := differences(stage, results, right):
+                return Difference(None, results, right, apart)
             break
         return broken and Difference(broken)
 
@@ -111,8 +111,8 @@ class Proof(Exercise):
 
     def proved(self, stage, ranks, difference):
         """Return the sentences of the mistakes that explain most of the difference."""
-        mine = digest.of_difference(difference)
-        scores = {says: max(digest.explains(each, difference, mine, stage) for each in programs)
+        target = digest.of_difference(difference)
+        scores = {says: max(digest.explains(each, difference, target, stage) for each in programs)
                   for says, programs in tables.load(self).get(self.key(stage, ranks), {}).items()}
         most = max(scores.values(), default=0)
         return [says for says, score in scores.items() if score == most > 0]

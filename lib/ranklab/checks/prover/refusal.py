@@ -6,5 +6,5 @@ from ranklab.checks.trial import refuses
 
 def must_refuse(function, *args, **keywords):
     """Call it with arguments for which a ValueError is right; return the Must of what it raises."""
-    raised = "a ValueError" if refuses(function, *args, **keywords) else "nothing"
-    return Must(raised, "a ValueError")
+    error = "a ValueError" if refuses(function, *args, **keywords) else "nothing"
+    return Must(error, "a ValueError")

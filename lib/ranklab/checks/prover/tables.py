@@ -77,16 +77,16 @@ def build_all(proofs):
 
     if not proofs:
         return
-    passing = []
+    errors = []
     with ProcessPoolExecutor(min(4, cores(), len(proofs)), get_context("spawn")) as pool:
         tasks = [pool.submit(_build_named, proof.module, proof.name) for proof in proofs]
         for proof, task in zip(proofs, tasks):
             try:
                 yield proof, task.result()
             except PassingMistake as error:
-                passing.append(str(error))
-    if passing:
-        raise PassingMistake("\n".join(passing))
+                errors.append(str(error))
+    if errors:
+        raise PassingMistake("\n".join(errors))
 
 
 def _build_named(module, name):
@@ -143,8 +143,8 @@ def _first_difference(proof, fn):
     return "", None, None
 
 
-def _is_same(one, other, stage):
-    return digest.is_alike(one, other, digest.tolerance_of(stage))
+def _is_same(x, y, stage):
+    return digest.is_alike(x, y, digest.tolerance_of(stage))
 
 
 def _text(code, shows):
@@ -162,8 +162,8 @@ def alike(proof):
     stages = {proof.key(stage, ranks): stage for stage, ranks, _ in proof.launches()}
     pairs = set()
     for key, of_launch in load(proof).items():
-        programs = [(says, each) for says, them in of_launch.items() for each in them]
+        programs = [(says, each) for says, digests in of_launch.items() for each in digests]
         for i, (says, one) in enumerate(programs):
-            pairs |= {(says, other) for other, two in programs[:i]
-                      if other != says and _is_same(one, two, stages[key])}
+            pairs |= {(says, sentence) for sentence, two in programs[:i]
+                      if sentence != says and _is_same(one, two, stages[key])}
     return sorted(pairs)

@@ -55,7 +55,7 @@ def _whose(case, turn, members, got, due):
     """Return whose x it is."""
     of = {f"the x of rank {rank}{', in the other call' * (at != turn)}": case.x(at, rank)
           for at in (turn, 1 - turn) for rank in members}
-    return next((whose for whose, x in of.items() if isinstance(got, torch.Tensor)
+    return next((text for text, x in of.items() if isinstance(got, torch.Tensor)
                  and x.numel() and x.dtype == got.dtype and torch.equal(x.cpu(), got)), "")
 
 

@@ -85,13 +85,13 @@ def _trial(roll_call, seconds, cases):
         return missing, time.monotonic() - began, store.calls, sum(traffic.calls.values())
 
     with ThreadPoolExecutor(100) as pool:
-        seen = []
+        futures = []
         for ranks, starts, held in map(CASES.get, cases):
             shared = dist.HashStore()
             shared.set_timeout(timedelta(seconds=3 + 3 * seconds))  # of a wait without a limit
-            seen.append([pool.submit(call, shared, rank, ranks, start, held)
-                         for rank, start in starts.items()])
-    return [[called.result() for called in case] for case in seen]
+            futures.append([pool.submit(call, shared, rank, ranks, start, held)
+                            for rank, start in starts.items()])
+    return [[called.result() for called in case] for case in futures]
 
 
 def check_roll_call(roll_call):
@@ -127,23 +127,23 @@ def _judged(name, of_ranks, seconds):
 def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     """Compare all ranks; return the largest number of calls to the store on a rank."""
     missing = [rank for rank in range(ranks) if starts.get(rank, LATE) == LATE]
-    seen = ", ".join(f"rank {rank} has {textwrap.shorten(str(got), 40)}"
+    text = ", ".join(f"rank {rank} has {textwrap.shorten(str(got), 40)}"
                      for rank, got in zip(starts, lists))
     expect(not any(collectives), COLLECTIVE, HANGS)
-    expect(all(isinstance(got, list) and {*map(type, got)} <= {int} for got in lists), seen,
+    expect(all(isinstance(got, list) and {*map(type, got)} <= {int} for got in lists), text,
            WHOLE)
-    expect(all(got == lists[0] for got in lists), seen, ONE_LIST)
+    expect(all(got == lists[0] for got in lists), text, ONE_LIST)
     if held is None:
-        expect(lists[0] == missing, f"{seen}; missing are {textwrap.shorten(str(missing), 40)}",
+        expect(lists[0] == missing, f"{text}; missing are {textwrap.shorten(str(missing), 40)}",
                LATER if LATE in starts.values() else COME if not missing else KEYS)
-    said = f"with seconds={seconds:.1f}"
+    case = f"with seconds={seconds:.1f}"
     for (rank, start), waited in zip(starts.items(), took if held is None else ()):
         limit = (max(0, 1 - start) if missing else 0) * seconds + seconds / 2
         late = f", which called {start * seconds:.1f} s after the first," if start else ""
         expect(waited <= limit, f"rank {rank}{late} has its list {start * seconds + waited:.1f} s "
-               f"after the first call, {said}",
+               f"after the first call, {case}",
                f"{AT_ONCE} {WAKE}" if not missing else LATER if start else ONE_WAIT)
-    expect(not missing or max(took) >= 0.8 * seconds, f"it returned after {max(took):.2f} s {said}",
+    expect(not missing or max(took) >= 0.8 * seconds, f"it returned after {max(took):.2f} s {case}",
            COME)
     expect(max(calls) <= ranks + MORE, f"a rank makes {max(calls)} calls to the store, more than "
            f"{ranks + MORE}", f"{FLOOD} {WAKE}")

@@ -27,11 +27,11 @@ def _see(fn, case):
     parts = [fn(case.n, rank, case.size) for rank in range(case.size)]
     kind = next((kind for kind in map(_kind, parts) if kind != NUMBERS), NUMBERS)
     parts = [[*map(operator.index, part)] for part in parts if kind == NUMBERS]
-    given, whole = Counter(sum(parts, [])), range(case.n)
+    counts, whole = Counter(sum(parts, [])), range(case.n)
     yield {KIND: Told(kind, lambda got, due: got),
-           "what is handed out twice": _told(i for i in given if given[i] > 1),
-           "what nobody has": _told(i for i in whole if i not in given),
-           "what is not in range(n)": _told(i for i in given if i not in whole),
+           "what is handed out twice": _told(i for i in counts if counts[i] > 1),
+           "what nobody has": _told(i for i in whole if i not in counts),
+           "what is not in range(n)": _told(i for i in counts if i not in whole),
            LENGTHS: [*map(len, parts)],
            PARTS: parts}
 

@@ -34,8 +34,8 @@ def _form(plan, ranks):
     """Return FORM, or what is there instead. (A generator can be read only once.)"""
     if not isinstance(plan, list | tuple):
         return f"a {type(plan).__name__}"
-    if other := [each for each in plan if not isinstance(each, list | tuple)]:
-        return f"a list of {_kinds(other)}"
+    if items := [each for each in plan if not isinstance(each, list | tuple)]:
+        return f"a list of {_kinds(items)}"
     if len(plan) != ranks:
         return f"{len(plan)} lists"
     pairs = [pair for each in plan for pair in each]

@@ -83,15 +83,15 @@ class Case(NamedTuple):
 
 def _machines(R):
     """Return the Faults of each case for a machine of R ranks."""
-    last, others, ring = R - 1, [*range(1, R)], Health([], [], [(R - 1, 0)])
+    last, rest, ring = R - 1, [*range(1, R)], Health([], [], [(R - 1, 0)])
     return (
         Faults("all are well", 1, Health([], [], [])),
         Faults("a wrong product", 1, Health([last], [], []), products=(last,)),
         Faults("a wrong memory", 1, Health([0], [], []), memories=(0,)),
         Faults("a slow product", 2, Health([], [last], []), slow={last: 5.0}),
         Faults("two faults on one rank", 2, Health([0], [0], []), slow={0: 9.0}, products=(0,)),
-        Faults("all products slow but one", 3, Health([], others, []),
-               slow=dict.fromkeys(others, 5.0)),
+        Faults("all products slow but one", 3, Health([], rest, []),
+               slow=dict.fromkeys(rest, 5.0)),
         Faults("three links of four slow", 4, Health([], [1, 2], []), links={
             link: 9.0 for a in range(3) for link in ((a, a + 1), (a + 1, a))}),
         Faults("a slow link, measured on the last rank", 3, ring, links={(last, 0): 4.0}),

@@ -87,8 +87,8 @@ def _apart(got, due):
         more, fewer = sorted({*got} - {*due}), sorted({*due} - {*got})
     except TypeError:
         return ""
-    parts = [f"{what}: {len(names)} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-             for names, what in ((more, "healthy nodes named"), (fewer, "lemons missing"))
+    parts = [f"{label}: {len(names)} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+             for names, label in ((more, "healthy nodes named"), (fewer, "lemons missing"))
              if names]
     return "; ".join(parts)
 

@@ -25,7 +25,7 @@ STATE_ALONE = ("Decide from `state` alone: keep nothing between calls, and draw 
 
 
 def check_recovery_policy(policy):
-    seen = []
+    lines = []
     for name, regime in REGIMES.items():
         score, (best, spares), daly = _score(policy, name), *_rivals(name)
         if score < regime.reach * best:
@@ -34,12 +34,12 @@ def check_recovery_policy(policy):
             raise Mistake(f"{name}: {score:.3f} of the bill is useful work, less than "
                           f"{regime.reach:.0%} of the {best:.3f} of an oracle", f"With the "
                           f"library's `{part}` it would be {with_part[part]:.3f}. {PARTS[part]}")
-        seen.append(f"{name}: {score:.3f}, {score / best:.0%} of the oracle's {best:.3f} (with "
-                    f"{spares} spares); Daly's and waiting {daly:.3f}")
+        lines.append(f"{name}: {score:.3f}, {score / best:.0%} of the oracle's {best:.3f} (with "
+                     f"{spares} spares); Daly's and waiting {daly:.3f}")
     expect(_score(policy, "slow restarts") == _score(policy, "slow restarts"),
            "the same trace gets a different score the second time", STATE_ALONE)
     yield "valid decisions, and the same ones for the same trace"
-    yield from seen
+    yield from lines
 
 
 def _score(policy, name):

@@ -84,13 +84,13 @@ def _see(fn, moment, ranks):
             "None" if saved is None else "all" if frozen else "nothing", "all")}
         losses, end = _losses(run), _state(run)
         sent = [frozen, losses]
-        other, _ = _run(5, 3)
+        second, _ = _run(5, 3)
         thawed = frozen and pickle.loads(frozen)
-        for where, kept in ((PUT_BACK, thawed), (LATER, saved), (TWICE, saved)) if frozen else ():
-            fn(other, kept)
-            shown |= _beside(where, _state(other), before)
-            shown[f"the list of losses {where}"] = Must(_losses(other), losses)
-            shown |= _beside(f"{MORE} steps later, {where}", _state(other), end)
+        for where, state in ((PUT_BACK, thawed), (LATER, saved), (TWICE, saved)) if frozen else ():
+            fn(second, state)
+            shown |= _beside(where, _state(second), before)
+            shown[f"the list of losses {where}"] = Must(_losses(second), losses)
+            shown |= _beside(f"{MORE} steps later, {where}", _state(second), end)
     dist.broadcast_object_list(sent, src=0)
     if ranks.index == 1:
         frozen, losses = sent

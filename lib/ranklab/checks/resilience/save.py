@@ -45,9 +45,9 @@ MEET = ("Each path needs its own temporary file: put the whole name of `path` in
 def content(path):
     """Describe the file at `path`: "the old one", "the new one", or what is there instead."""
     try:
-        found = torch.load(path, weights_only=False)
+        data = torch.load(path, weights_only=False)
         return next((name for name, state in (("the old one", OLD), ("the new one", NEW))
-                     if found["step"] == state["step"] and torch.equal(found["w"], state["w"])),
+                     if data["step"] == state["step"] and torch.equal(data["w"], state["w"])),
                     "another one")
     except FileNotFoundError:
         return "not there"
@@ -61,28 +61,28 @@ def _fresh(atomic_save):
     return path
 
 
-def _holds(where, path, right, hint, left=LEFT):
-    found, names = content(path), sorted(os.listdir(path.parent))
-    expect(found == right, f"{where}: the file is {found}, not {right}", hint)
-    expect(names == [path.name], f"{where}: the folder has {names}", left)
+def _holds(where, path, right, hint, folder_hint=LEFT):
+    state, names = content(path), sorted(os.listdir(path.parent))
+    expect(state == right, f"{where}: the file is {state}, not {right}", hint)
+    expect(names == [path.name], f"{where}: the folder has {names}", folder_hint)
 
 
 def _plain(atomic_save):
     path = _fresh(atomic_save)
-    _holds("a first save", path, "the old one", BESIDE, left="")
+    _holds("a first save", path, "the old one", BESIDE, folder_hint="")
     node = path.stat().st_ino
     with called_with("a str"):
         atomic_save(NEW, str(path))
-    _holds("a second save, to a str", path, "the new one", BESIDE, left="")
+    _holds("a second save, to a str", path, "the new one", BESIDE, folder_hint="")
     expect(path.stat().st_ino != node, IN_PLACE, "A kill in the "
            f"middle leaves a torn file. {BESIDE}")
-    here = os.getcwd()
+    folder = os.getcwd()
     os.chdir(path.parent)
     try:
         with called_with("a name alone"):
             atomic_save(OLD, path.name)
     finally:
-        os.chdir(here)
+        os.chdir(folder)
     _holds('a save to "rank.10" alone', path, "the old one",
            "A file name without a folder belongs in os.getcwd().")
     free = _free_descriptor(path)
@@ -142,18 +142,18 @@ def _killed(atomic_save):
         ways[f"before os.{name}, call {number + 1}"] = partial(_until, atomic_save, number), None
     for way, (save, most) in ways.items():
         path = _fresh(atomic_save)
-        end, found = in_child(partial(save, path), most), content(path)
+        end, state = in_child(partial(save, path), most), content(path)
         expect(end == "killed", f"killed {way}: it {end}",
                "Write the file in this process, and write it again in each call.")
-        expect(found in ("the old one", "the new one"), f"killed {way}: the file is {found}",
+        expect(state in ("the old one", "the new one"), f"killed {way}: the file is {state}",
                f"{UNTOUCHED} {BESIDE}")
         atomic_save(NEW, path)
         _holds(f"killed {way}, and saved again", path, "the new one", LEFT)
 
 
 def _until(atomic_save, number, path):
-    left = iter(range(number))
-    with watched(lambda *_, **__: next(left, None) is None and die()):
+    numbers = iter(range(number))
+    with watched(lambda *_, **__: next(numbers, None) is None and die()):
         atomic_save(NEW, path)
 
 
@@ -172,13 +172,13 @@ def _errors(atomic_save):
 def _at_once(atomic_save):
     """Run two saves in one folder at once: the second begins and ends during the first."""
     path = _fresh(atomic_save)
-    other, where = path.with_name("rank.1"), "saves to rank.1 and rank.10 at once"
+    neighbour, where = path.with_name("rank.1"), "saves to rank.1 and rank.10 at once"
     try:
-        atomic_save({**NEW, "x": Reduced(partial(atomic_save, OLD, other))}, path)
+        atomic_save({**NEW, "x": Reduced(partial(atomic_save, OLD, neighbour))}, path)
     except FileNotFoundError as error:
         raise Mistake(f"{where}: {os.path.basename(str(error.filename))} is gone", MEET) from None
-    found = content(other), content(path)
-    expect(found == ("the old one", "the new one"), f"{where}: in them {' and '.join(found)}", MEET)
+    files = content(neighbour), content(path)
+    expect(files == ("the old one", "the new one"), f"{where}: in them {' and '.join(files)}", MEET)
 
 
 def check_atomic_save(atomic_save):

@@ -47,8 +47,8 @@ class Case(NamedTuple):
 def noisy(steps, level=3.0, noise=0.02, seed=0, fall=0.0):
     """Draw losses around level + fall x the fraction of steps left."""
     random = torch.Generator().manual_seed(seed)
-    left = torch.linspace(1, 0, steps, dtype=torch.float64)
-    return (level + fall * left + noise * torch.randn(steps, generator=random)).tolist()
+    fraction = torch.linspace(1, 0, steps, dtype=torch.float64)
+    return (level + fall * fraction + noise * torch.randn(steps, generator=random)).tolist()
 
 
 @functools.cache
@@ -76,8 +76,8 @@ def real_losses(steps=1000, rows=128, letters=128):
 
 def _normal(around=3.0, spread=0.1):
     """Return 300 losses, of which any 64 in a row are quantiles of a normal distribution."""
-    found = NormalDist(around, spread)
-    return [found.inv_cdf((i * 37 % 64 + 0.5) / 64) for i in range(300)]
+    distribution = NormalDist(around, spread)
+    return [distribution.inv_cdf((i * 37 % 64 + 0.5) / 64) for i in range(300)]
 
 
 def calm():
@@ -124,11 +124,11 @@ def _see_alarms(fn, run):
 
 
 def _see(fn, case):
-    what = next(what for what, cases in CASES.items() if case in cases)
+    label = next(label for label, cases in CASES.items() if case in cases)
     losses = [*case.begin(), *case.end]
     before = repr(losses)
     word = fn(losses, **case.options)
-    yield {what: Must(word, case.right),
+    yield {label: Must(word, case.right),
            "`losses` afterwards": Must("as before" if repr(losses) == before else "changed",
                                        "as before")}
 

@@ -121,7 +121,7 @@ def _in_words(earlier):
     """Return a function that says which tokens a step lacks, and which it should not have."""
     def tell(got, due):
         got, due = (Counter(token for row in rows for token in row) for rows in (got, due))
-        lost, more = (sorted((one - other).elements()) for one, other in ((due, got), (got, due)))
+        lost, more = (sorted((x - y).elements()) for x, y in ((due, got), (got, due)))
         if not lost and not more:
             return "the right tokens, but cut or joined in another way"
         again = [token for token in more if token in earlier]

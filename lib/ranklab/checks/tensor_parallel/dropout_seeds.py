@@ -38,7 +38,7 @@ class Alike:
 
 
 CASES = (*(Runs(R, tuple(range(R))) for R in (2, 3, 8, 16, 1)), Runs(8, (0, 7), MANY, (0, 1)))
-TWICE = tuple(f"a seed shared by two {whose}" for whose in (
+TWICE = tuple(f"a seed shared by two {owners}" for owners in (
     "ranks, or shared and own, of one data rank", "data ranks", "runs"))
 
 
@@ -76,13 +76,13 @@ def _alike(pairs):
             number = shared[seed, data_rank]
         for use, value in (((seed, data_rank, "shared"), number),
                            ((seed, data_rank, f"own of tensor rank {rank}"), own)):
-            other = uses.setdefault(value, use)
-            if other != use:
-                where = TWICE[2 if use[0] != other[0] else 1 if use[1] != other[1] else 0]
-                kinds = " with ".join(sorted(each[2].split()[0] for each in (use, other)))
+            first = uses.setdefault(value, use)
+            if first != use:
+                where = TWICE[2 if use[0] != first[0] else 1 if use[1] != first[1] else 0]
+                kinds = " with ".join(sorted(each[2].split()[0] for each in (use, first)))
                 alike[where].setdefault(kinds, f"{value}: " + ", and ".join(
-                    f"{what} of seed {seed}, data rank {data_rank}"
-                    for seed, data_rank, what in (other, use)))
+                    f"{kind} of seed {seed}, data rank {data_rank}"
+                    for seed, data_rank, kind in (first, use)))
     return {name: Told(Alike(" and ".join(sorted(kinds)), next(iter(kinds.values()), "")), _example)
             for name, kinds in alike.items()}
 

@@ -66,7 +66,7 @@ COLUMN_CASES = (*CASES, Case(f"parts={FUSED}", parts=FUSED),
                 Case("enter=identity", is_inside=True))
 UNEVEN = "10 outputs or inputs"
 MEMORY = ("the list of its parameters", "weight", "bias", "its bias", "bytes of the whole weight",
-          *(what.format(name) for what in (
+          *(text.format(name) for text in (
               "bytes that hold {}", "split_of({}), its dim, size and indices,",
               "linear.{} after __init__") for name in ("weight", "bias")))
 

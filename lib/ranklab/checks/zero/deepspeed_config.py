@@ -39,7 +39,7 @@ BUCKETS = tuple(f"zero_optimization.{kind}_bucket_size"
                 for kind in ("reduce", "allgather", "stage3_prefetch"))
 BUCKET = 10**9  # so large that buckets beside other_bytes would change the way
 CHOSEN = "bf16.enabled", "fp16.enabled", "optimizer.type", "optimizer.params.lr"
-PINNED = tuple(f"zero_optimization.offload_{what}.pin_memory" for what in ("optimizer", "param"))
+PINNED = tuple(f"zero_optimization.offload_{state}.pin_memory" for state in ("optimizer", "param"))
 READ = ("zero_optimization.stage", "zero_optimization.offload_optimizer.device",
         "zero_optimization.offload_param.device", *SIZES, *BUCKETS, *CHOSEN, *PINNED)
 # What DeepSpeed takes where a key is not there.
@@ -51,11 +51,11 @@ def _see_config(fn, goal):
                 lr=0.125, precision=goal.precision, bucket=BUCKET)
     is_json = isinstance(config, dict) and json.loads(json.dumps(config, default=str)) == config
     inside = {path.split(".")[1] for path in READ if "zero" in path}
-    asked = {BUCKETS[2]: goal.way[0] == 3} | dict(zip(PINNED, goal.way[1:]))
+    needs = {BUCKETS[2]: goal.way[0] == 3} | dict(zip(PINNED, goal.way[1:]))
     at_top = inside & {*(config if is_json else ())}
     yield {JSON: Must(is_json, True), AT_TOP: Must(sorted(at_top), [])} | {
         path: Told(_as_text(config, path), "{}, not {}".format) for path in READ
-        if asked.get(path, True)}
+        if needs.get(path, True)}
 
 
 def _as_text(config, path):

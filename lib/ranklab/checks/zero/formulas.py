@@ -46,14 +46,14 @@ def _see_states(fn, case):
 def states_of_a_rank(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2,
                      optimizer_bytes=12):
     """Deal the numbers out to the ranks as evenly as possible."""
-    each, left = divmod(parameters, ranks)
-    fullest = each + (left > 0)
-    held = {0: (parameters,) * 3, 1: (parameters, parameters, fullest),
-            2: (parameters, fullest, fullest), 3: (fullest,) * 3}[stage] if stage in STAGES else ()
-    if not held:
+    each, rest = divmod(parameters, ranks)
+    fullest = each + (rest > 0)
+    parts = {0: (parameters,) * 3, 1: (parameters, parameters, fullest),
+             2: (parameters, fullest, fullest), 3: (fullest,) * 3}[stage] if stage in STAGES else ()
+    if not parts:
         raise ValueError(stage)
     return States(*(n * width for n, width in zip(
-        held, (parameter_bytes, gradient_bytes, optimizer_bytes))))
+        parts, (parameter_bytes, gradient_bytes, optimizer_bytes))))
 
 
 def rounds_bytes(stage, parameters, ranks, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12):

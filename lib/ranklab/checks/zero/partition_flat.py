@@ -56,14 +56,14 @@ def _see(fn, case):
         tensors = case.tensors(turn)
         with _filled_memory():
             flat, shards = fn(tensors, case.ranks)
-        seen = {"the shape of flat": [*flat.shape],
-                "the lengths of the shards": [len(shard) for shard in shards],
-                "flat": flat.clone()}
-        seen |= {f"shard {r}": shard.clone() for r, shard in enumerate(shards)}
-        seen |= {f"tensor {i} afterwards": x.clone() for i, x in enumerate(tensors)}
+        values = {"the shape of flat": [*flat.shape],
+                  "the lengths of the shards": [len(shard) for shard in shards],
+                  "flat": flat.clone()}
+        values |= {f"shard {r}": shard.clone() for r, shard in enumerate(shards)}
+        values |= {f"tensor {i} afterwards": x.clone() for i, x in enumerate(tensors)}
         for r, shard in enumerate(shards):
             shard.fill_(-1 - r)
-        yield seen | {WRITTEN: flat} | {
+        yield values | {WRITTEN: flat} | {
             INPUT.format(i): tensor for i, tensor in enumerate(tensors)}
 
 

@@ -133,24 +133,24 @@ def _compare(where, own, weights, whole, momenta):
     if all(right):
         return
     at = right.index(False)
-    what = (f"{where}: its rows of a {len(whole[at])} x {whole[at].shape[1]} matrix are up to "
-            f"{(weights[at] - own(due[at])).abs().max():.3g} away from torch.optim.Muon's; "
-            f"bfloat16 explains {room[at]:.2g}")
+    message = (f"{where}: its rows of a {len(whole[at])} x {whole[at].shape[1]} matrix are up to "
+               f"{(weights[at] - own(due[at])).abs().max():.3g} away from torch.optim.Muon's; "
+               f"bfloat16 explains {room[at]:.2g}")
     for hint, mistaken in MISTAKEN.items():
         if all(agree([mistaken(own(W), own(M), own(update), own(polar(M)), W.shape)
                       if len(own(W)) else W[:0]
                       for W, M, update in zip(whole, momenta, updates)])):
-            raise Mistake(what, hint)
+            raise Mistake(message, hint)
     same = [*map(torch.equal, weights, before)]
     if all(same):
-        raise Mistake(what, IN_PLACE)
+        raise Mistake(message, IN_PLACE)
     if all(map(any, zip(same, right))):
-        raise Mistake(what, BACK)
+        raise Mistake(message, BACK)
     moved = [(new - stepped(w, 0, W.shape), stepped(0, update, W.shape), most)
              for new, w, W, update, most in zip(weights, before, whole, updates, room)]
     of_others = all((rows - row).abs().amax(1).min() <= most
                     for each, rows, most in moved for row in each)
-    raise Mistake(what, ORDER if of_others else "")
+    raise Mistake(message, ORDER if of_others else "")
 
 
 def _cost(fn, shapes):

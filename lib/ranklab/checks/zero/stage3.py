@@ -43,27 +43,27 @@ class Units(Watch):
         return [number for number, unit in enumerate(self.units)
                 if any(is_there(bucket.weights) for bucket in unit.shards)]
 
-    def block_begins(self, what, number):
+    def block_begins(self, phase, number):
         """Check that the block itself is whole, the next one in transit, and no other.
 
         Raises: RuntimeError if the block begins without its weights; other faults are recorded
         """
-        now, whole = f"as block {number}'s {what} begins", self.whole()
-        arriving = {held.tensor.data_ptr() for held in self.handles if not held.is_here}
-        under_way = [n for n in whole if any(bucket.weights.data_ptr() in arriving
+        now, whole = f"as block {number}'s {phase} begins", self.whole()
+        pointers = {handle.tensor.data_ptr() for handle in self.handles if not handle.is_here}
+        under_way = [n for n in whole if any(bucket.weights.data_ptr() in pointers
                                              for bucket in self.units[n].shards)]
         if number not in whole or number in under_way:
-            untold = what == "backward" and self.units[number] not in self.gathered_again
-            raise RuntimeError(f"block {number}'s {what} begins without its weights; on their way "
+            untold = phase == "backward" and self.units[number] not in self.gathered_again
+            raise RuntimeError(f"block {number}'s {phase} begins without its weights; on their way "
                                f"are the weights of the blocks {under_way}"
                                + "; its backward_of() was not called" * untold)
         if not self.is_used_once:
             return
-        then = number + 1 if what == "forward" else number - 1
-        is_ahead = (self.knows_order or what != "forward") and not self.recompute
-        if is_ahead and then not in (-1, len(self.blocks), *under_way):
-            (self.waited if then in whole else self.late).append(f"block {then} {now}")
-        self.others += [f"block {n} {now}" for n in whole if n not in (number, then)]
+        successor = number + 1 if phase == "forward" else number - 1
+        is_ahead = (self.knows_order or phase != "forward") and not self.recompute
+        if is_ahead and successor not in (-1, len(self.blocks), *under_way):
+            (self.waited if successor in whole else self.late).append(f"block {successor} {now}")
+        self.others += [f"block {n} {now}" for n in whole if n not in (number, successor)]
         with_gradients = [block for block in self.blocks
                           if any(p.grad is not None for p in block.parameters())]
         if self.is_clean and self.wrapped.sync and len(with_gradients) > 2:

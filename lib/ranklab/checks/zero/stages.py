@@ -53,12 +53,12 @@ class Buckets(Watch):
     def of_backward(self):
         buckets, finds = self.wrapped.buckets, self.wrapped.find_unused_parameters
         numbers = sum(len(bucket.parameters) for bucket in buckets)
-        asked = finds * 8 * (numbers - numbers // self.ranks)  # an all-reduce: who has used what
+        extra = finds * 8 * (numbers - numbers // self.ranks)  # an all-reduce: who has used what
         return {
             AWAITED: AtMost(self.missing(), 0), EARLY: AtMost(self.early, 0),
             MISPLACED: AtMost(self.misplaced, 0),
             AT_A_TIME: AtMost(self.most, 1),
-            SENT: self._sent("backward", self.wrapped.sync, asked),
+            SENT: self._sent("backward", self.wrapped.sync, extra),
             CALLS: AtMost(len(self.traffic.ops), self.wrapped.sync * len(buckets) + finds)}
 
     def of_step(self):
@@ -69,11 +69,11 @@ class Buckets(Watch):
     def of_places(self):
         return {BESIDE: AtMost(len(self.wrapped.places), 0)}
 
-    def _sent(self, what, times, more=0):
+    def _sent(self, phase, times, more=0):
         """Return the bytes sent, which may be `times` times all buckets."""
         nbytes = sum(bucket.flat.nbytes for bucket in self.wrapped.buckets)
         return AtMost(self.traffic.sent_bytes, times * self.once * nbytes + more,
-                      f"sends {{:,.0f}} bytes in {what}; {{:,.0f}} are enough")
+                      f"sends {{:,.0f}} bytes in {phase}; {{:,.0f}} are enough")
 
 
 class FreedBuckets(Buckets):
@@ -89,11 +89,11 @@ class FreedBuckets(Buckets):
         buckets = self.wrapped.buckets
         memory = [part.master.grad.untyped_storage() for bucket in buckets for part in bucket.parts
                   if part.master.grad is not None]
-        held = sum({each.data_ptr(): each.nbytes() for each in memory}.values())
+        nbytes = sum({each.data_ptr(): each.nbytes() for each in memory}.values())
         return super().of_backward() | {
             LEFT: AtMost(self.whole_now() * self.wrapped.sync, 0),
             WHOLE: AtMost(max(self.whole), 2),
-            HELD: AtMost(held, sum(bucket.master.nbytes for bucket in buckets))}
+            HELD: AtMost(nbytes, sum(bucket.master.nbytes for bucket in buckets))}
 
 
 CAP = {"bucket_cap_bytes": 200}  # several buckets

@@ -33,7 +33,7 @@ class Block(nn.Module):
     def __init__(self, number):
         super().__init__()
         self.number, self.up, self.down = number, nn.Linear(5, 4), nn.Linear(4, 5)
-        self.begins, self.nests = lambda what, number: None, True
+        self.begins, self.nests = lambda phase, number: None, True
         if number == 1:
             self.up.requires_grad_(False)
         if number == 2:
@@ -104,9 +104,9 @@ def storages(tensors):
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
-def must_be_there(tensors, what):
+def must_be_there(tensors, message):
     if not all(map(is_there, tensors)):
-        raise RuntimeError(what)
+        raise RuntimeError(message)
 
 
 class Watch(contextlib.ExitStack):
@@ -158,4 +158,4 @@ class Watch(contextlib.ExitStack):
 
     def missing(self):
         """Count the messages that nobody has waited for."""
-        return sum(not held.is_here for held in self.handles)
+        return sum(not handle.is_here for handle in self.handles)

@@ -126,9 +126,9 @@ class OneProcess:
     def gradients_on(self, batches, ranks):
         of_each = [torch.autograd.grad(loss_on(self.model, tokens), self.trained, allow_unused=True)
                    for tokens in batches]
-        there = [[gradient.to(master) for gradient in its if gradient is not None]
-                 for master, *its in zip(self.masters, *of_each)]
-        return [sum(its) / ranks if its else None for its in there]
+        per_parameter = [[gradient.to(master) for gradient in grads if gradient is not None]
+                         for master, *grads in zip(self.masters, *of_each)]
+        return [sum(grads) / ranks if grads else None for grads in per_parameter]
 
     def step(self, gradients):
         for master, gradient in zip(self.masters, gradients):

@@ -50,8 +50,8 @@ def check_units_to_keep(units_to_keep):
     for name, step in keeping.published_steps().items():
         scores = keeping.scores(step)
         scores = {"yours": _near(units_to_keep, step, scores["library"], name, steps)} | scores
-        yield f"{name}: " + ", ".join(f"{what} {1e3 * seconds:.0f}"
-                                      for what, seconds in scores.items()) + " ms"
+        yield f"{name}: " + ", ".join(f"{label} {1e3 * seconds:.0f}"
+                                      for label, seconds in scores.items()) + " ms"
 
 
 def random_step(dice, n):
@@ -62,37 +62,38 @@ def random_step(dice, n):
                         dice.choice((0, 0.3, 1)), beta)
 
 
-def _near(units_to_keep, step, least, said, steps):
+def _near(units_to_keep, step, least, case, steps):
     """Return the seconds with the kept units; raise a Mistake if far above `least`."""
     calls = itertools.count(1)
 
     class Counted(keeping.Step):
         def seconds(self, resident=()):
-            expect(next(calls) <= CALLS, f"{said}: more than {CALLS} calls of step.seconds()",
+            expect(next(calls) <= CALLS, f"{case}: more than {CALLS} calls of step.seconds()",
                    TOO_MANY)
             return super().seconds(resident)
 
-    kept, n = units_to_keep(Counted(**vars(step))), len(step.nbytes)
-    expect(isinstance(kept, list) and sorted(kept) == [unit for unit in range(n) if unit in kept],
-           f"{said}: it returned {str(kept)[:60]}",
+    units, n = units_to_keep(Counted(**vars(step))), len(step.nbytes)
+    expect(isinstance(units, list)
+           and sorted(units) == [unit for unit in range(n) if unit in units],
+           f"{case}: it returned {str(units)[:60]}",
            f"{UNITS} {n - 1}, each at most once.")
-    seconds = step.seconds(kept)
-    expect(seconds < float("inf"), f"{said}: {kept} is kept, which leaves no room for another unit",
-           NO_ROOM)
+    seconds = step.seconds(units)
+    expect(seconds < float("inf"), f"{case}: {units} is kept, which leaves no room for another "
+           "unit", NO_ROOM)
     if seconds > SLOWER * least:
         same = (hint for hint, rule in RULES.items() if all(
             set(units_to_keep(each)) == set(rule(each)) for each in steps[:9]))
-        raise Mistake(f"{said}: {str(kept)[:60]} takes {seconds:.4g} s; {least:.4g} are possible",
+        raise Mistake(f"{case}: {str(units)[:60]} takes {seconds:.4g} s; {least:.4g} are possible",
                       next(same, SEARCH))
     return seconds
 
 
 def in_one_pass(step):
-    kept = []
+    units = []
     for unit in reversed(range(len(step.nbytes))):
-        if step.seconds([*kept, unit]) < step.seconds(kept):
-            kept.append(unit)
-    return kept
+        if step.seconds([*units, unit]) < step.seconds(units):
+            units.append(unit)
+    return units
 
 
 BEST = "return sorted(best)"

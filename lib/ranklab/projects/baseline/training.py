@@ -91,8 +91,8 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     frugally  compute gradients with the function `frugal`, in float32
     changes   a learner's functions for PARTS; and fields of TrainConfig: steps=50, ...
     """
-    own = {name: changes.pop(name) for name in PARTS if name in changes}
-    parts = PARTS | own
+    functions = {name: changes.pop(name) for name in PARTS if name in changes}
+    parts = PARTS | functions
     config = replace(TRAINING[size], **{"precision": precision_on(device), **changes})
     if frugally and config.precision != "fp32":
         raise ValueError(f"frugally=True computes in float32, not in {config.precision}")
@@ -101,7 +101,7 @@ def run(size="laptop", device="cpu", compile=False, recompute=False, loss_chunks
     model, hardware_here = GPT(shape), hardware.present(device)
     if recompute:
         by_torch = functools.partial(checkpoint, use_reentrant=False)
-        checkpoint_blocks(model, own.get("checkpointed", by_torch))
+        checkpoint_blocks(model, functions.get("checkpointed", by_torch))
     trainer = TextTrainer(model, text, config, device, compile, progress=progress,
                           parallel=OneDevice(parts, model if frugally else None),
                           peak_flops=hardware_here.peak_flops(PRECISIONS[config.precision]))
@@ -170,13 +170,13 @@ def memory_table(trainer, recompute, model_state_bytes=model_state_bytes,
         peak = torch.cuda.max_memory_allocated(trainer.device)
         return {"states": (sum(states.values()), None), "saved activations": (activations, None),
                 "total": (sum(states.values()) + activations, peak)}
-    with SavedActivations(trainer.model) as saved, trainer.autocast():
+    with SavedActivations(trainer.model) as tensors, trainer.autocast():
         trainer.model(inputs, targets, "sum")
     memory = memory_of(trainer.model, trainer.optimizer)
     return {"parameters": (states["parameters"], memory.parameters),
             "gradients": (states["gradients"], memory.gradients),
             "optimizer state": (states["optimizer"], memory.optimizer_state),
-            "saved activations": (activations, saved.bytes)}
+            "saved activations": (activations, tensors.bytes)}
 
 
 def peak_of_a_step(trainer):
@@ -222,9 +222,9 @@ def report(results):
             **results["flops"]),
         f"speed     {results['tokens_per_second']:,.0f} tokens/s, MFU {results['mfu']:.1%} of "
         + (f"{peak / 1e12:.3g} TFLOP/s" if peak > 1e13 else f"{peak / 1e9:.0f} GFLOP/s"),
-        *(f"{name:9} {loss:.3f} nats per {unit} on {where} text ({loss / math.log(2):.2f} bits)"
-          for name, loss, where in (("loss", results["held_out"], "held-out"),
-                                    ("bigram", results["bigram"], "the same"))),
+        *(f"{name:9} {loss:.3f} nats per {unit} on {kind} text ({loss / math.log(2):.2f} bits)"
+          for name, loss, kind in (("loss", results["held_out"], "held-out"),
+                                   ("bigram", results["bigram"], "the same"))),
         results["authors"] + "\n",
         lined_up(("memory in bytes", "predicted", "counted"), [
             (name, *("-" if nbytes is None else nbytes for nbytes in pair))

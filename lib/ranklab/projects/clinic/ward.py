@@ -49,13 +49,13 @@ def observe(program, ranks=4, **settings):
         return read(launches[-1]) if launches else []
 
 
-def visit(case, form="found", **own):
+def visit(case, form="found", **replacements):
     """Diagnose a case in one of its FORMS; return a Visit.
 
-    own: detectors by name, which replace the library's
+    replacements: detectors by name, which replace the library's
     """
     ranks = observe(FORMS[form](case))
-    with mock.patch.multiple(detectors, **own) if own else mock.patch.dict({}):
+    with mock.patch.multiple(detectors, **replacements) if replacements else mock.patch.dict({}):
         diagnoses = diagnose(ranks)
     disease = "" if form == "mended" else case.disease
     evidence_of = {each.disease: each.evidence for each in diagnoses}

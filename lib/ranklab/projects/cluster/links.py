@@ -105,9 +105,9 @@ def read(folder, kind, least=1):
     """Return all lines of this kind; [] until each rank has one and there are `least` in all."""
     lines = [[json.loads(line) for line in file.read_text().splitlines(True) if line[-1] == "\n"]
              for file in sorted(folder.glob("said.*"))]
-    chosen = [[line for line in of_rank if kind in line] for of_rank in lines]
-    flat = sum(chosen, [])
-    return flat if sum(map(bool, chosen)) == RANKS and len(flat) >= least else []
+    matches = [[line for line in of_rank if kind in line] for of_rank in lines]
+    flat = sum(matches, [])
+    return flat if sum(map(bool, matches)) == RANKS and len(flat) >= least else []
 
 
 # --- on each rank ---------------------------------------------------------------------------------
@@ -119,8 +119,8 @@ def rank_main(limit, path):
     dist.all_gather_object(hosts, socket.gethostname())
     x = torch.ones(NBYTES // 4)
     with open(path, "w", buffering=1) as file:
-        def say(**what):
-            file.write(json.dumps(what) + "\n")
+        def say(**values):
+            file.write(json.dumps(values) + "\n")
 
         say(**compare(x))
         while True:
@@ -129,9 +129,9 @@ def rank_main(limit, path):
                 dist.all_reduce(x[:1024])
             except RuntimeError as error:
                 seconds = time.perf_counter() - start
-                others = sorted({CONTROLLER, *hosts} - {hosts[rank]})
+                peers = sorted({CONTROLLER, *hosts} - {hosts[rank]})
                 say(rank=rank, host=hosts[rank], seconds=seconds, error=str(error),
-                    silent=[host for host in others if not answers(host)])
+                    silent=[host for host in peers if not answers(host)])
                 os._exit(1)  # leaving the group properly would wait for the others
             say(step=True, seconds=time.perf_counter() - start)
             time.sleep(PAUSE)

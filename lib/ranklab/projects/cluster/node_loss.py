@@ -62,49 +62,49 @@ def lose_a_node(slurm, monitor, say):
 
     monitor  a Monitor on these hosts; None: without the dashboard's numbers and an alert
     """
-    saved, usual, log = (slurm.folder / name for name in ("saved", "usual", "job.log"))
-    job, nodes = submit(slurm, saved, log, monitor)
+    checkpoints, usual, log = (slurm.folder / name for name in ("saved", "usual", "job.log"))
+    job, nodes = submit(slurm, checkpoints, log, monitor)
     say(f"job {job} on {' and '.join(nodes)}, {GPUS} ranks on each")
     if monitor:
         say("dashboard:", until(lambda: numbers(monitor), LIMIT, "numbers of all ranks", log))
-    until(lambda: complete(saved), LIMIT, f"a checkpoint of job {job}", log)
+    until(lambda: complete(checkpoints), LIMIT, f"a checkpoint of job {job}", log)
 
-    slurm.hosts.power_off(lost := nodes[-1])
-    off = time.time()
-    say(f"{lost} loses its power")
+    slurm.hosts.power_off(node := nodes[-1])
+    start = time.time()
+    say(f"{node} loses its power")
     if monitor:
-        alert = alert_about(monitor, lost, off)
-        say(f"after {alert['time'] - off:4.1f} s an alert reaches the webhook: "
+        alert = alert_about(monitor, node, start)
+        say(f"after {alert['time'] - start:4.1f} s an alert reaches the webhook: "
             f"{alert['annotations']['summary']}")
-    slurm.wait_for_node(lost, "down", LIMIT)
-    say(f"after {time.time() - off:4.1f} s Slurm calls it DOWN: {slurm.why_down(lost)}")
-    step, saves_before = Files(complete(saved)[-1]).index["step"], max(saves(saved))
+    slurm.wait_for_node(node, "down", LIMIT)
+    say(f"after {time.time() - start:4.1f} s Slurm calls it DOWN: {slurm.why_down(node)}")
+    step, saves_before = Files(complete(checkpoints)[-1]).index["step"], max(saves(checkpoints))
 
     undisturbed = run("laptop", parse_layout(LAYOUT), shape=parse_shape(SHAPE),  # as it waits
                       timeout=LIMIT, checkpoint=str(usual), **TRAINING)
     slurm.wait_for(job, "RUNNING", LIMIT, log)
-    nodes, began = slurm.nodes_of(job), datetime.fromisoformat(slurm.show(job)["StartTime"])
-    say(f"after {began.timestamp() - off:4.1f} s the job starts again, on {' and '.join(nodes)}")
+    nodes, begin = slurm.nodes_of(job), datetime.fromisoformat(slurm.show(job)["StartTime"])
+    say(f"after {begin.timestamp() - start:4.1f} s the job starts again, on {' and '.join(nodes)}")
     if monitor:
         until(lambda: numbers(monitor) or slurm.state(job) != "RUNNING", LIMIT, "numbers", log)
         say("dashboard:", numbers(monitor) or "the job ended before a scrape of all ranks")
     slurm.wait_for(job, "COMPLETED", LIMIT, log)
-    steps = TRAINING["checkpoint_every"] * (max(saves(saved)) - saves_before)
+    steps = TRAINING["checkpoint_every"] * (max(saves(checkpoints)) - saves_before)
     say(f"from the checkpoint of step {step} it does {steps} steps")
     say_accounts(slurm, job, say)
     loss = float(re.findall(r"held out: ([\d.]+) nats", log.read_text())[-1])
-    return (lost not in nodes and step + steps == TRAINING["steps"]
-            and is_equal(saved, usual, loss, undisturbed["ranks"][0]["loss"], say))
+    return (node not in nodes and step + steps == TRAINING["steps"]
+            and is_equal(checkpoints, usual, loss, undisturbed["ranks"][0]["loss"], say))
 
 
-def submit(slurm, saved, log, monitor):
+def submit(slurm, checkpoints, log, monitor):
     """Submit the job; return (its job ID, its nodes) as soon as it runs."""
-    saved.mkdir()
+    checkpoints.mkdir()
     for name in slurm.hosts.names:
         slurm.hosts.shape(name, SLOW)
     job = slurm.submit(
         JOBS / "cluster.sbatch", *arguments(), *(["--export", monitor.targets] if monitor else []),
-        options=[*SBATCH, f"--output={log}"], CHECKPOINT=str(saved), VENV=sys.prefix)
+        options=[*SBATCH, f"--output={log}"], CHECKPOINT=str(checkpoints), VENV=sys.prefix)
     slurm.wait_for(job, "RUNNING", LIMIT, log)
     return job, slurm.nodes_of(job)
 
@@ -126,9 +126,9 @@ def say_accounts(slurm, job, say):
         say(f"    sacct: {row['State']:10} {row['NodeList']:12} {row['Elapsed']}")
 
 
-def is_equal(saved, usual, loss, usual_loss, say):
+def is_equal(checkpoints, usual, loss, usual_loss, say):
     """Return whether the last checkpoints are equal bit for bit, and the losses to 4 digits."""
-    state = last_state(saved)
+    state = last_state(checkpoints)
     differ = differing(state, last_state(usual))
     say(f"held out: {loss:.4f} nats; a run that nothing disturbs: {usual_loss:.4f}")
     say(f"of {len(state)} tensors in the last checkpoint {len(differ)} differ from that run's")

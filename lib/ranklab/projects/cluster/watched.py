@@ -58,7 +58,7 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
     """
     kind = watcher()
     with kind(folder, [rule]) as monitor:
-        began = time.time()
+        start = time.time()
         sleeps = [sleep if rank == slow else 0.002 for rank in range(ranks)]
         steps = launch(train, sleeps, monitor.targets, monitor.inbox, limit, ranks=ranks,
                        timeout=limit + 30)
@@ -68,8 +68,8 @@ def watched_run(folder, rule, ranks=4, slow=2, sleep=0.1, limit=60):
         mfu, = monitor.query("sum by (run) (rate(train_tokens_total[1m])) * max by (run) ("
                              "max_over_time(train_flops_per_token[1m])) / sum by (run) ("
                              "max_over_time(train_peak_flops[1m]))")
-    by = "Prometheus" if kind is Monitor else "the library's poller"
-    return {"by": by, "alert": alert, "seconds": alert["time"] - began,
+    source = "Prometheus" if kind is Monitor else "the library's poller"
+    return {"by": source, "alert": alert, "seconds": alert["time"] - start,
             "steps": steps[0], "tokens": tokens[1], "mfu": mfu[1],
             "step_seconds": {int(labels["rank"]): x for labels, x in seconds}}
 

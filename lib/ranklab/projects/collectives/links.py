@@ -38,20 +38,20 @@ def emulate(ratios, nodes=2, per_node=2, repeats=3, ring=ring_all_reduce,
     The seconds are the best of `repeats`.
     ring, hierarchical: the library's functions, or a learner's
     """
-    both = {"flat ring": ring, "hierarchical": hierarchical}
+    algorithms = {"flat ring": ring, "hierarchical": hierarchical}
     with tempfile.TemporaryDirectory() as folder:
-        seconds, *_ = launch(_time_both, both, ratios, per_node, folder, repeats,
+        seconds, *_ = launch(_time_both, algorithms, ratios, per_node, folder, repeats,
                              ranks=nodes * per_node, nodes=nodes)
-    return {name: {ratio: min(seconds[name, ratio]) for ratio in ratios} for name in both}
+    return {name: {ratio: min(seconds[name, ratio]) for ratio in ratios} for name in algorithms}
 
 
-def _time_both(both, ratios, per_node, folder, repeats):
+def _time_both(algorithms, ratios, per_node, folder, repeats):
     groups = {"flat ring": (), "hierarchical": node_groups(per_node)}
     x = torch.ones(NBYTES // 4, device=device())
 
     def call(name, ratio):
         with EmulatedLinks(*links(ratio), per_node, folder):
-            both[name](x, *groups[name])
+            algorithms[name](x, *groups[name])
 
-    calls = {(name, ratio): partial(call, name, ratio) for ratio in ratios for name in both}
+    calls = {(name, ratio): partial(call, name, ratio) for ratio in ratios for name in algorithms}
     return in_turns(calls, repeats, warm_up=0)

@@ -103,19 +103,19 @@ def algorithms(verb, nodes, groups, functions):
         fill[verb]()
         return out
 
-    built = {name: functions.get(each, getattr(ours, each)) for name, each in BUILT[verb].items()}
+    ways = {name: functions.get(each, getattr(ours, each)) for name, each in BUILT[verb].items()}
     if verb == "all_reduce":
-        hierarchical = built.pop("hierarchical")
+        hierarchical = ways.pop("hierarchical")
         if nodes > 1:
-            built["hierarchical"] = lambda x: hierarchical(x, *groups)
+            ways["hierarchical"] = lambda x: hierarchical(x, *groups)
     elif verb == "all_gather":
-        ring = built["ring"]
-        built["ring"] = lambda x: ring(x.tensor_split(R)[rank])
+        ring = ways["ring"]
+        ways["ring"] = lambda x: ring(x.tensor_split(R)[rank])
     elif verb == "all_to_all":
-        any_lengths = built["any_lengths"]
-        built = {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten(),
-                 "any_lengths": lambda x: torch.cat(list(any_lengths([*x.tensor_split(R)])))}
-    return {**built, dist.get_backend(): backend}
+        any_lengths = ways["any_lengths"]
+        ways = {"pairs": lambda x: ours.all_to_all(x.view(R, -1)).flatten(),
+                "any_lengths": lambda x: torch.cat(list(any_lengths([*x.tensor_split(R)])))}
+    return {**ways, dist.get_backend(): backend}
 
 
 def expected(verb, x_of, R, rank):

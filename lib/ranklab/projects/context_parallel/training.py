@@ -135,9 +135,9 @@ def train_on_windows(shape, text, config):
 def saved_bytes(trainer):
     """Return the bytes saved for backward of one sequence on this rank."""
     x, y = (tokens[:1].to(trainer.device) for tokens in trainer.next_batch())
-    with SavedActivations(trainer.model) as saved:
+    with SavedActivations(trainer.model) as tensors:
         trainer.loss_sum(x, y)
-    return saved.bytes
+    return tensors.bytes
 
 
 def predicted_bytes(mesh, shape, config):
@@ -185,18 +185,18 @@ def parts_of(curve):
 def report(outcome):
     """Format the Outcome as text."""
     shape, config, ranks = outcome.shape, outcome.config, outcome.ranks
-    saved = max(result["saved"] for result in ranks)
+    peak = max(result["saved"] for result in ranks)
     lines = [f"{outcome.steps} steps of {config.batch} x {shape.n_ctx} tokens on "
              f"{count_ranks(len(ranks))}, by {config.method}", outcome.authors,
              "a rank sends for attention in a step: counted {sent:,} bytes, "
              "said {predicted:,}".format(**ranks[0]),
              f"a sequence of {shape.n_ctx} tokens keeps for backward, on the fullest rank: "
-             f"{saved:,} bytes"]
+             f"{peak:,} bytes"]
     if config.compare:
         budget = outcome.saved_short * 5 // 4
         lines += [f"one process keeps {outcome.saved_short:,} bytes of {shape.n_ctx // SHARE} "
                   f"tokens. With a budget of {budget:,}, a quarter more, the long sequence "
-                  + ("fits" if saved <= budget else "does not fit")]
+                  + ("fits" if peak <= budget else "does not fit")]
     middles = [middle for middle, _ in outcome.by_position["long"]]
     lines += ["\nheld-out nats per token, by position",
               f"{'':14}" + "".join(f"{middle:8.0f}" for middle in middles) + "     mean"]

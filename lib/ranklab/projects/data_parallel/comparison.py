@@ -68,14 +68,14 @@ class Options(OnRanks, Drawn):
         return TRAINING[self.data]
 
 
-def scale(config=Config(), ranks=(1, 2, 4), seeds=(0, 1, 2), **how):
+def scale(config=Config(), ranks=(1, 2, 4), seeds=(0, 1, 2), **options):
     """Return {number of ranks: [Run for each seed]}, always with the same global batch.
 
-    how  arguments of run: progress, timeout, a learner's own replica, sampler, scale, agree
+    options  of run: progress, timeout, a learner's own replica, sampler, scale, agree
     """
     for count in ranks:  # before the first of them is run
         refuse_ranks(config, count)
-    return {count: run({count: config}, count, seeds, **how)[count] for count in ranks}
+    return {count: run({count: config}, count, seeds, **options)[count] for count in ranks}
 
 
 def best_seconds(runs):

@@ -98,10 +98,10 @@ class ImageTrainer(Trainer):
 
         All ranks shuffle in the same way, by (seed, epoch), and take every R-th image.
         """
-        epoch, done = divmod(self.steps_done, self.steps_per_epoch)
-        if done == 0 or self.batches is None:
+        epoch, step = divmod(self.steps_done, self.steps_per_epoch)
+        if step == 0 or self.batches is None:
             self.sampler.set_epoch(epoch)  # if this is forgotten, every epoch has the same order
-            rest = [(epoch, index) for index in self.sampler][done * self.config.batch_per_rank:]
+            rest = [(epoch, index) for index in self.sampler][step * self.config.batch_per_rank:]
             self.batches = iter(self.loader(self.train, rest, drop_last=True))
         return next(self.batches)
 

@@ -121,9 +121,9 @@ def wrap(model, group, config, half):
     static_graph             every step uses the same parameters, so DDP looks for them once;
                              left off with torch.compile, which cuts the graph at buckets itself
     """
-    where = device()
+    place = device()
     ddp = DistributedDataParallel(
-        model, device_ids=[where.index] if where.type != "cpu" else None, process_group=group,
+        model, device_ids=[place.index] if place.type != "cpu" else None, process_group=group,
         gradient_as_bucket_view=True, static_graph=not config.compile)
     if config.compress:
         ddp.register_comm_hook(group, half)

@@ -120,7 +120,7 @@ def _work(session, dense, config, text, parts, spread):
     session.fit(trainer)
     steps, losses = trainer.steps_done, {"experts": trainer.evaluate()}
     costs, loads = counted(trainer, mesh.group("expert")), trainer.loads
-    dropped = parallel.total(torch.stack([(layer.seen["chosen"] < 0).float().mean()
+    dropped = parallel.total(torch.stack([(layer.routing["chosen"] < 0).float().mean()
                                           for layer in layers_of(trainer.model)]).mean())
     if config.compare:
         trainer = trained_alone(new_model(dense), text, config, DataParallel(), session.progress)
@@ -145,7 +145,7 @@ class ExpertTrainer(TextTrainer):
     def after_step(self, *args):
         if self.steps_done % SAMPLED == 0:
             counts = self.parallel.total(torch.stack([
-                layer.seen["wanted"].flatten().bincount(minlength=self.shape.n_expert)
+                layer.routing["wanted"].flatten().bincount(minlength=self.shape.n_expert)
                 for layer in layers_of(self.model)]).float())
             self.loads.append((self.steps_done, (counts / counts.mean(1, True)).tolist()))
         super().after_step(*args)

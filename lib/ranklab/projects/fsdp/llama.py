@@ -98,8 +98,8 @@ class FineTuner(Trainer):
         count = count_of(self.held_out[1])
 
         def sums(tokens, labels):
-            logits, wanted = self.logits(tokens), labels[:, 1:]
-            right = (logits[:, :-1].argmax(-1) == wanted) | (wanted == IGNORE)
+            logits, targets = self.logits(tokens), labels[:, 1:]
+            right = (logits[:, :-1].argmax(-1) == targets) | (targets == IGNORE)
             return torch.stack([self.sum_of(logits, labels, count), right.all(1).sum()])
 
         batch = (self.to_device(x) for x in self.parallel.batch(*self.held_out))

@@ -184,11 +184,11 @@ def report(results):
         results["authors"]]
     if results["costs"]:  # not where too few steps were done
         [held], peak, sent = results["costs"]
-        counted = held.parameters, held.gradients, held.optimizer_state, sent
+        counts = held.parameters, held.gradients, held.optimizer_state, sent
         formulas = predicted_costs(results["numbers"], config, results["ranks"])
         names = "parameters", "gradients", "optimizer", "sent in a step"
         lines += ["", bytes_table("bytes on rank 0", [
-            *zip(names, formulas, counted), ("peak, with activations", None, peak)])]
+            *zip(names, formulas, counts), ("peak, with activations", None, peak)])]
     lines.append(f"\n{'held out':28}{'loss (nats)':>14}{'exact match':>14}")
     for step, score in results["scores"].items():
         cells = f"{score.loss:14.3f}{score.exact:14.1%}" if score else f"{'stopped':>14}"

@@ -29,16 +29,16 @@ def shares(phases):
 
     Each moment counts once: as an all-reduce if one is running, else as copying, else as waiting.
     """
-    edges = sorted((at, step, kind) for phase in phases if (kind := kind_of(phase))
-                   for at, step in ((phase.start, 1), (phase.end, -1)))
+    edges = sorted((moment, step, kind) for phase in phases if (kind := kind_of(phase))
+                   for moment, step in ((phase.start, 1), (phase.end, -1)))
     if not edges:
         raise ValueError("this timeline holds no all-reduce")
-    running, seconds, since = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0.0), edges[0][0]
-    for at, step, kind in edges:
-        now = next((k for k in KINDS if running[k]), "computing")
-        seconds[now] += at - since
+    running, seconds, start = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0.0), edges[0][0]
+    for moment, step, kind in edges:
+        activity = next((k for k in KINDS if running[k]), "computing")
+        seconds[activity] += moment - start
         running[kind] += step
-        since = at
+        start = moment
     return {kind: part / (edges[-1][0] - edges[0][0]) for kind, part in seconds.items()}
 
 
@@ -49,5 +49,5 @@ def table(phases):
     most = max(time_shares, key=time_shares.get)
     return "\n".join([
         f"{whole:.2f} s, {len(carried)} all-reduces of {sum(carried)} gradients",
-        *(f"{kind:14} {time_shares[kind]:5.0%}   {what}" for kind, (what, _) in KINDS.items()),
+        *(f"{kind:14} {time_shares[kind]:5.0%}   {text}" for kind, (text, _) in KINDS.items()),
         f"bottleneck: {most}, {time_shares[most]:.0%} of the time. {KINDS[most][1]}"])

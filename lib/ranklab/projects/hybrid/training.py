@@ -51,11 +51,11 @@ def run(size="laptop", layout=None, parts=None, reshard=reshard_checkpoint, shap
     learners = first | (parts or {})
     parts = PARTS | learners
     results = session.launch(_work, shape, text, config, layout, parts, reshard, export)
-    named = {name: parts[name] for name in (*FIRST_NAMES.values(), *learners)}
+    functions = {name: parts[name] for name in (*FIRST_NAMES.values(), *learners)}
     if session.resume:
-        named["reshard_checkpoint"] = reshard
+        functions["reshard_checkpoint"] = reshard
     return {"ranks": results, "shape": shape, "config": config, "layout": layout,
-            "authors": authors(named)}
+            "authors": authors(functions)}
 
 
 def _work(session, shape, text, config, layout, parts, reshard, export):
@@ -77,8 +77,8 @@ def _work(session, shape, text, config, layout, parts, reshard, export):
         result |= {"held": held, "messages": traffic.sent_messages,
                    "sent": sent_along(traffic, hybrid.mesh)}
     if config.compare and result["loss"] and hybrid.rank == 0:
-        alone = trained_alone(new_model(shape), text, config)
-        result["alone"] = alone.history.held_out[config.steps]
+        reference = trained_alone(new_model(shape), text, config)
+        result["alone"] = reference.history.held_out[config.steps]
     return result
 
 
@@ -120,9 +120,9 @@ def report(results):
     shape, config, layout, ranks = (
         results[name] for name in ("shape", "config", "layout", "ranks"))
     first, job = ranks[0], config.job(shape)
-    loss, alone = (f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone"))
+    loss, reference = (f"{first[name]:.4f}" if first[name] else "-" for name in ("loss", "alone"))
     lines = [f"{first['steps']} steps of {config.batch} x {shape.n_ctx} tokens, {layout}",
-             results["authors"], f"held out: {loss} nats by all ranks, {alone} by one process"]
+             results["authors"], f"held out: {loss} nats by all ranks, {reference} by one process"]
     if first["alone"] and abs(first["loss"] - first["alone"]) > 1e-3:
         lines += ["Ranks add in another order, and each step enlarges the difference. One process",
                   "with another micro-batch drifts, too: compare the losses of the first steps."]

@@ -49,9 +49,9 @@ def train(way, name, steps):
     """
     (model, step), losses = way(name), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        x = torch.randint(256, (2 * PIECES, SHAPE.n_ctx), generator=made).to(device())
+        x = torch.randint(256, (2 * PIECES, SHAPE.n_ctx), generator=generator).to(device())
         optimizer.zero_grad()
         with Traffic() as traffic:
             loss = step(x, x).detach()

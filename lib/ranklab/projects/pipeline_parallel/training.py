@@ -106,10 +106,10 @@ def _work(session, shape, config, text, plan, layers, parts):
     config = replace(config, micro_batch=config.batch // config.micro_batches)
     parallel = PipelineParallel(**parts)
     trainer = session.train(new_model(shape, "meta"), text, config, parallel)
-    loss, alone = trainer.history.held_out.get(config.steps), None
+    loss, reference = trainer.history.held_out.get(config.steps), None
     if config.compare and loss and parallel.rank == 0:
-        alone = trained_alone(new_model(shape), text, config).history.held_out[config.steps]
-    return {"loss": loss, "alone": alone, "steps": trainer.steps_done,
+        reference = trained_alone(new_model(shape), text, config).history.held_out[config.steps]
+    return {"loss": loss, "alone": reference, "steps": trainer.steps_done,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "asleep": asleep(parallel, plan, stage_costs(shape, layers), config.slow_stage),
             **measured_step(trainer, plan)}
@@ -181,11 +181,11 @@ def report(results):
     lines.append("work of the largest stage: {:.0%} above the mean, in an even split {:.0%}".format(
         *work))
     slow = f", stage {config.slow_stage} twice as long" * (config.slow_stage >= 0)
-    for name, what in (("spans", "a real step (where ranks share a core, waits are no bubble)"),
-                       ("asleep", f"emulated: stages sleep as long as their FLOPs say{slow}")):
+    for name, title in (("spans", "a real step (where ranks share a core, waits are no bubble)"),
+                        ("asleep", f"emulated: stages sleep as long as their FLOPs say{slow}")):
         busy, bubbles = monitor(sum((result[name] for result in ranks), []), plan)
         stage = busy.index(max(busy))
-        lines += [f"\n{what}", "busy seconds of each stage: " + " ".join(f"{s:.3f}" for s in busy),
+        lines += [f"\n{title}", "busy seconds of each stage: " + " ".join(f"{s:.3f}" for s in busy),
                   "bubble: measured {:.1%}, simulated with these times {:.1%}; "
                   "formula, all stages alike: {:.1%}".format(*bubbles),
                   f"stage {stage} is busy {above_mean(busy):.0%} longer than the mean: it has "

@@ -13,25 +13,25 @@ from ranklab.planner.search import room
 from ranklab.planner.why import assumptions, shares, why
 
 
-def answer(name, wish, source, shown, searched, offers, limits, changes):
+def answer(name, wish, source, layouts, searched, offers, limits, changes):
     """Return the answer as a dict: numbers in SI units, from the library's own functions.
 
-    shown: [Found], the best first; searched: how many fit
+    layouts: [Found], the best first; searched: how many fit
     offers: [Offer] for a budget or deadline (limits); None if neither is given
     changes: [Change]; empty if none were asked for
     """
-    best = shown[0]
-    low, high, of = likely_range(wish.model, best.plan, wish.machine)
+    best = layouts[0]
+    low, high, basis = likely_range(wish.model, best.plan, wish.machine)
     return {
         **head(name, wish.model, wish.sequence, wish.batch), "gpus": wish.gpus,
         "machine": {**dataclasses.asdict(wish.machine),
                     "memory_used": room(wish.machine, wish.reserve)},
         "reserve": wish.reserve, "layouts_that_fit": searched,
-        "layouts": [layout(wish, candidate) for candidate in shown],
+        "layouts": [layout(wish, candidate) for candidate in layouts],
         "errors": {**dict(zip(("time", "memory"), median_errors())), "left_out": LEFT_OUT},
-        "assumptions": [{"what": what, "seconds_without": seconds} for what, seconds
+        "assumptions": [{"what": text, "seconds_without": seconds} for text, seconds
                         in assumptions(wish.model, best.plan, wish.machine)],
-        "range": {"low": low * best.step.total, "high": high * best.step.total, "of": of},
+        "range": {"low": low * best.step.total, "high": high * best.step.total, "of": basis},
         "bill": {**dataclasses.asdict(wish.bill(best)), "price": wish.price, "source": source,
                  "good_share": good_share_of(wish.model, wish.machine, wish.gpus),
                  "good_share_often": good_share_of(wish.model, wish.machine, wish.gpus, OFTEN),
@@ -42,7 +42,7 @@ def answer(name, wish, source, shown, searched, offers, limits, changes):
         "offers": [{"gpus": each.layout.plan.gpus, "layout": each.layout.plan.words(),
                     "tool": each.layout.plan.tool, "meets": not each.miss(*limits),
                     **dataclasses.asdict(each.bill)} for each in ranked(offers or (), *limits)],
-        "sensitivity": [{"what": each.what, "factor": each.factor, "same": each.same,
+        "sensitivity": [{"what": each.quantity, "factor": each.factor, "same": each.same,
                          **(layout(each.request, each.best) if each.best else {"layout": None})}
                         for each in changes]}
 
@@ -70,9 +70,9 @@ def mixed_answer(name, model, parts, mixes, options):
     """Return the answer for several kinds of GPUs: each kind's part in the fastest layout."""
     best, total, tokens = mixes[0], sum(gpus for _, gpus in parts), options.batch * options.seq
     peak = sum(gpus * machine.peak() for machine, gpus in parts)
-    alone = [Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
+    singles = [Request(model, machine, gpus, options.seq, options.batch, tuple(options.tool),
                   reserve=options.reserve).best()
-             for machine, gpus in parts]
+               for machine, gpus in parts]
     good = min(good_share_of(model, machine, total) for machine, _ in parts)
     seconds = options.tokens / tokens * best.seconds / good
     prices = [options.price or price_of(machine.accelerator)[0] for machine, _ in parts]
@@ -85,7 +85,7 @@ def mixed_answer(name, model, parts, mixes, options):
         "mfu": model.flops_per_token(options.seq) * tokens / best.seconds / peak,
         "kinds": [{"machine": dataclasses.asdict(machine), "gpus": gpus, "data_ranks": plan.dp,
                    "micro_batches": plan.micro_batches, "price": price,
-                   "share": plan.batch / options.batch, "alone": own and own.step.total}
-                  for (machine, gpus), plan, price, own in zip(parts, best.plans, prices, alone)],
+                   "share": plan.batch / options.batch, "alone": fit and fit.step.total}
+                  for (machine, gpus), plan, price, fit in zip(parts, best.plans, prices, singles)],
         "bill": {"tokens": options.tokens, "days": seconds / DAY, "dollars": dollars,
                  "good_share": good, "gpu_hours": total * seconds / 3600}}

@@ -7,12 +7,12 @@ from ranklab.planner.export import (
 )
 
 
-def write_plans(folder, model, shown, machine):
+def write_plans(folder, model, layouts, machine):
     """Write files of the first layout of each tool to `folder`; return lines that name them."""
-    folder, lines, done = Path(folder), [], set()
+    folder, lines, tools = Path(folder), [], set()
     folder.mkdir(parents=True, exist_ok=True)
-    for plan in (each.plan for each in shown if each.plan.tool not in done):
-        done.add(plan.tool)
+    for plan in (each.plan for each in layouts if each.plan.tool not in tools):
+        tools.add(plan.tool)
         try:
             files = texts(model, plan, machine)
         except ValueError as error:
@@ -56,4 +56,4 @@ def dry_run(model, plan):
               for axis, nbytes in result.formula_sent.items())]
     title = f"{plan.gpus} GPUs, {plan.words()}"
     return [f"{title:{max(26, len(title))}}{'bytes said':>18}{'counted':>18}",
-            *(f"{what:{max(26, len(title))}}{a:18,.0f}{b:18,.0f}" for what, a, b in rows)]
+            *(f"{label:{max(26, len(title))}}{a:18,.0f}{b:18,.0f}" for label, a, b in rows)]

@@ -33,27 +33,27 @@ def _measured():
     if sharing.share_of_gpu() < 1:
         raise ValueError("ranks share a GPU here, so no time of theirs is a GPU's: measure with "
                          "as many ranks as there are GPUs")
-    where, per_node = device(), int(os.environ["LOCAL_WORLD_SIZE"])
-    here = hardware.present(where)
-    gpu = where.type == "cuda" and hardware.find(torch.cuda.get_device_name())
-    speeds = hardware.measured(where, here.name) if gpu else here
-    bus = _bus_bandwidth(node_groups(per_node)[0], where)
+    place, per_node = device(), int(os.environ["LOCAL_WORLD_SIZE"])
+    spec = hardware.present(place)
+    gpu = place.type == "cuda" and hardware.find(torch.cuda.get_device_name())
+    speeds = hardware.measured(place, spec.name) if gpu else spec
+    bus = _bus_bandwidth(node_groups(per_node)[0], place)
     network = bus
     if per_node < dist.get_world_size():
-        network = _bus_bandwidth(None, where) / (per_node * CARDS)
+        network = _bus_bandwidth(None, place) / (per_node * CARDS)
     return Machine(
-        name=here.name, accelerator=here.name, peak_flops=here.bf16_flops, bf16=speeds.bf16_flops,
+        name=spec.name, accelerator=spec.name, peak_flops=spec.bf16_flops, bf16=speeds.bf16_flops,
         fp8=0.0, fp4=0.0, peak_fp8=0.0, memory_bytes=speeds.memory_bytes,
         memory_bandwidth=speeds.memory_bandwidth, node=per_node, link=link_of(bus, per_node),
         network=network)
 
 
-def _bus_bandwidth(group, where):
+def _bus_bandwidth(group, place):
     """Return the bytes/s of each rank in the fastest of several all-reduces; 1e15 on one rank."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return 1e15
-    x = torch.ones(MEGABYTES[where.type] * 250_000, device=where)
+    x = torch.ones(MEGABYTES[place.type] * 250_000, device=place)
     seconds = best_seconds(lambda: dist.all_reduce(x, group=group), ROUNDS)
     return 2 * (ranks - 1) / ranks * x.nbytes / seconds
 

@@ -32,7 +32,7 @@ class Order:
     wants  {words: (plan, step, order's machine, functions) -> (the value, whether it is enough)}
     """
 
-    what: str
+    title: str
     model: object
     machines: tuple
     sequence: int
@@ -73,9 +73,9 @@ def faster_than(tokens):
 def quiet(most):
     """Return the constraint: links between islands take at most a fraction `most` of the step."""
     def holds(order, plan, step, machine, use):
-        here = replace(machine, island=0)
-        lost = 1 - use.step(order.model, plan, here).total / step.total
-        return f"{lost:.1%}", lost <= most
+        flat = replace(machine, island=0)
+        loss = 1 - use.step(order.model, plan, flat).total / step.total
+        return f"{loss:.1%}", loss <= most
     return f"at most {most:.0%} of the step for the link between the sites", holds
 
 
@@ -113,7 +113,7 @@ ORDERS = {
 
 def orders():
     """Return the orders and their constraints as text."""
-    return "\n".join("\n      ".join([f"{name:5} {order.what}", *order.wants])
+    return "\n".join("\n      ".join([f"{name:5} {order.title}", *order.wants])
                      for name, order in ORDERS.items())
 
 
@@ -124,8 +124,8 @@ def order_of(name, **changes):
     """
     if name not in ORDERS:
         raise ValueError(f"{name!r} is no order: {', '.join(ORDERS)}")
-    own = {field: changes.pop(field) for field in ("sequence", "batch") if field in changes}
-    order = replace(ORDERS[name], **own)
+    sizes = {field: changes.pop(field) for field in ("sequence", "batch") if field in changes}
+    order = replace(ORDERS[name], **sizes)
     if unknown := set(changes) - {field.name for field in fields(Machine)}:
         raise ValueError(f"{', '.join(unknown)}: an order has sequence, batch, and the fields of "
                          "its machines")
@@ -167,11 +167,11 @@ def run(only=None, **changes):
     only: the name of one order
     changes: as for order_of; and memory, step, cost, curve, search: your own functions
     """
-    own = {name: changes.pop(name) for name in Functions._fields if name in changes}
-    use, lines = Functions(**own), []
+    functions = {name: changes.pop(name) for name in Functions._fields if name in changes}
+    use, lines = Functions(**functions), []
     for name in [only] if only else ORDERS:
         order = order_of(name, **changes)
-        lines.append(f"{name:5} {order.what}")
+        lines.append(f"{name:5} {order.title}")
         lines += chosen(order, use)
     return "\n".join(lines)
 
@@ -206,4 +206,4 @@ def number_kept(marks):
 
 def as_lines(marks):
     """Format the output of grades() as lines."""
-    return [f"{'ok' if holds else 'FAIL':5} {words}: {what}" for words, what, holds in marks]
+    return [f"{'ok' if holds else 'FAIL':5} {words}: {value}" for words, value, holds in marks]

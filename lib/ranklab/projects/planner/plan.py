@@ -46,11 +46,11 @@ def main(arguments):
         "a model in Llama's shape", model_of_size(options.params))
     parts = kinds(options.on, options.gpus)
     if len(parts) > 1:
-        alone = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html", "domains")
+        flags = ("budget", "deadline", "sensitivity", "plot", "write", "dry_run", "html", "domains")
         for flag, usual in (("optimizer", "adamw"), ("precision", "bf16")):
             if getattr(options, flag) != usual:
                 raise ValueError(f"--{flag} {getattr(options, flag)} is for GPUs of one kind")
-        if misfits := [f"--{each.replace('_', '-')}" for each in alone if getattr(options, each)]:
+        if misfits := [f"--{each.replace('_', '-')}" for each in flags if getattr(options, each)]:
             raise ValueError(f"{misfits[0]} is for GPUs of one kind")
         mixes = search_mixed(model, parts, options.seq, options.batch, options.tool,
                              reserve=options.reserve)
@@ -67,21 +67,21 @@ def main(arguments):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def more(options, name, wish, source, shown):
+def more(options, name, wish, source, layouts):
     """Write the requested files, and dry-run the course's own trainer.
 
     Returns: lines about both, and about Muon, FP8 and NVLink domains
     """
-    lines = muon_lines(wish, shown[0]) if options.optimizer == "muon" else []
-    lines += fp8_lines(wish, shown[0]) if options.precision == "fp8" else []
-    lines += domain_lines(wish, shown[0], options.domains)
-    lines += write_plans(options.write, wish.model, shown, wish.machine) if options.write else []
+    lines = muon_lines(wish, layouts[0]) if options.optimizer == "muon" else []
+    lines += fp8_lines(wish, layouts[0]) if options.precision == "fp8" else []
+    lines += domain_lines(wish, layouts[0], options.domains)
+    lines += write_plans(options.write, wish.model, layouts, wish.machine) if options.write else []
     if options.html:
         Path(options.html).parent.mkdir(parents=True, exist_ok=True)
         Path(options.html).write_text(plan_page(around(name, wish, source)), encoding="utf-8")
         lines.append(f"{options.html}: half and twice the GPUs, the sequence and the batch, too")
     if options.dry_run:
-        plan = next((each.plan for each in shown if each.plan.tool == "ours"), None)
+        plan = next((each.plan for each in layouts if each.plan.tool == "ours"), None)
         if plan is None:
             raise ValueError("--dry-run counts in the course's own trainer: give --tool ours")
         lines += dry_run(wish.model, plan)
@@ -144,10 +144,10 @@ def domain_lines(wish, best, domains):
 def command():
     """Return the parser of the command line."""
     parser = Command("ranklab plan", __doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", help="a name such as llama-70b, or a Hugging Face config.json")
-    what.add_argument("--params", type=number(float, above=0), metavar="13e9",
-                      help="of a model in Llama's shape")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--model", help="a name such as llama-70b, or a Hugging Face config.json")
+    group.add_argument("--params", type=number(float, above=0), metavar="13e9",
+                       help="of a model in Llama's shape")
     for flag, kind, default, help in (
             ("gpus", positive, None, "how many; with --budget or --deadline: at most"),
             ("seq", positive, 4096, "tokens of a sequence"),
@@ -188,10 +188,10 @@ def kinds(text, gpus):
 
     Raises: ValueError if the number of GPUs is missing, or differs from --gpus
     """
-    pairs, named = [], [each.rpartition(":") for each in text.split(",")]
-    for before, colon, last in named:
+    pairs, parts = [], [each.rpartition(":") for each in text.split(",")]
+    for before, colon, last in parts:
         count = int(last) if colon and last.isdecimal() else 0
-        if not count and (len(named) > 1 or not gpus or colon):
+        if not count and (len(parts) > 1 or not gpus or colon):
             raise ValueError(f"--on {text}: say how many GPUs with --gpus, or as "
                              "h100-dgx:128,a100-dgx:128")
         pairs.append((find_node(before if count else last), count or gpus))
@@ -207,19 +207,19 @@ def one_kind(name, wish, source, options):
     if options.budget and not wish.price:
         raise ValueError(f"no price of {wish.machine.accelerator} is known: give --price")
     try:
-        every = offers(wish, watch) if any(limits) else None
-        if every:
-            wish = dataclasses.replace(wish, gpus=affordable(every, *limits).layout.plan.gpus)
+        choices = offers(wish, watch) if any(limits) else None
+        if choices:
+            wish = dataclasses.replace(wish, gpus=affordable(choices, *limits).layout.plan.gpus)
         layouts = wish.search(watch)
     except NoLayout as error:
         reserve = f" (--reserve {options.reserve:g})" * ("GB" in str(error))
         raise NoLayout(f"{error}{reserve}; {nearest(wish)}") from None
-    shown = distinct(layouts, options.top)
-    rows = changes(wish, layouts, shown[0], watch) if options.sensitivity else []
+    best = distinct(layouts, options.top)
+    rows = changes(wish, layouts, best[0], watch) if options.sensitivity else []
     if options.plot:
         from ranklab.plots import planner  # here: matplotlib takes half a second
 
-        save_figure(options.plot, lambda: planner.offered(every, *limits) if every
+        save_figure(options.plot, lambda: planner.offered(choices, *limits) if choices
                     else planner.frontier(layouts, room(wish.machine, wish.reserve)))
-    return {**answer(name, wish, source, shown, len(layouts), every, limits, rows),
-            "more": more(options, name, wish, source, shown)}
+    return {**answer(name, wish, source, best, len(layouts), choices, limits, rows),
+            "more": more(options, name, wish, source, best)}

@@ -119,11 +119,11 @@ def fit_report(runs):
     lines += ["", "fit:", score_table(score(part(runs, True), constants)),
               "", "validation:", score_table(score(part(runs, False), constants)),
               "", "each source, by constants that were fitted on the others:"]
-    alone = {}
+    scores = {}
     for source in sorted({job.source for job in usable}):
-        others = fit([job for job in for_fit if job.source != source], constants, steps=8)
-        alone[source] = score([run for run in runs if run.file == source], others)["all"]
-    lines.append(score_table({**alone, "all": total(alone.values())}))
+        refit = fit([job for job in for_fit if job.source != source], constants, steps=8)
+        scores[source] = score([run for run in runs if run.file == source], refit)["all"]
+    lines.append(score_table({**scores, "all": total(scores.values())}))
     return "\n".join([*lines, "", dataclass_text(constants)])
 
 

@@ -35,9 +35,9 @@ def predicted():
 def errors(memory=memory_per_gpu, step=step_time):
     """Return the errors of these two functions on published runs, as text."""
     lines = [f"{'':28}{'rows':>6}{'median error':>14}{'90% are below':>15}"]
-    every = jobs(all_runs())
-    for part, wanted in (("fitted on these", True), ("kept back", False)):
-        rows = [job for job in every if is_for_fit(job.row_id) == wanted]
+    all_jobs = jobs(all_runs())
+    for part, in_fit in (("fitted on these", True), ("kept back", False)):
+        rows = [job for job in all_jobs if is_for_fit(job.row_id) == in_fit]
         times = [abs(step_ratio(job, step=step) - 1) for job in rows if job.seconds]
         held = [abs(memory_ratio(job, memory=memory) - 1) for job in rows if job.memory]
         lines += [f"{f'{kind}, {part}':28}{len(ratios):6}{quantile(ratios, 0.5):14.1%}"
@@ -69,18 +69,18 @@ def fp8_gains(speedup):
     speedup  fp8_speedup, or a learner's
     """
     lines = [f"{'':42}{'share':>7}{'Amdahl':>8}{'planner':>9}{'published':>11}"]
-    pairs, over = published_pairs(), 0
+    pairs, count = published_pairs(), 0
     for bf16, fp8 in pairs:
         seconds = [step_time(bf16.model, job.plan, bf16.machine).total for job in (bf16, fp8)]
         name = (f"{bf16.name}, {bf16.plan.sequence:,} tokens, {bf16.plan.gpus} "
                 f"{bf16.machine.family}")
         share = matmul_share(bf16.model, bf16.plan, bf16.machine)
         amdahl, published = speedup(bf16.model, bf16.plan, bf16.machine), bf16.seconds / fp8.seconds
-        over += amdahl > published
+        count += amdahl > published
         lines.append(f"{name:42}{share:7.0%}{amdahl:8.2f}{seconds[0] / seconds[1]:9.2f}"
                      f"{published:11.2f}" + f"  {fp8.plan.precision}" * (
                          fp8.plan.precision != "fp8"))
-    return "\n".join([*lines, f"Amdahl's law promises more than was published in {over} of "
+    return "\n".join([*lines, f"Amdahl's law promises more than was published in {count} of "
                       f"{len(pairs)} pairs."])
 
 
@@ -90,10 +90,10 @@ def racks():
     """
     lines = [f"{'release':9}{'nodes of 8 (B200)':>26}{'tokens/s':>10}{'racks of 72 (GB200)':>28}"
              f"{'tokens/s':>10}{'more':>7}"]
-    for release, *both in published_domains():
-        speeds = [job.plan.batch * job.plan.sequence / job.seconds / job.plan.gpus for job in both]
-        peaks = [job.machine.peak_flops for job in both]
-        words = [f"ep {job.plan.ep}, {job.plan.pp} stages" for job in both]
+    for release, *sizes in published_domains():
+        speeds = [job.plan.batch * job.plan.sequence / job.seconds / job.plan.gpus for job in sizes]
+        peaks = [job.machine.peak_flops for job in sizes]
+        words = [f"ep {job.plan.ep}, {job.plan.pp} stages" for job in sizes]
         lines.append(f"{release:9}{words[0]:>26}{speeds[0]:10,.0f}{words[1]:>28}{speeds[1]:10,.0f}"
                      f"{speeds[1] / speeds[0] - 1:7.0%}")
     return "\n".join([*lines, f"The peak of a GB200 is {peaks[1] / peaks[0] - 1:.0%} higher."])

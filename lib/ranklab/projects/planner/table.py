@@ -111,18 +111,18 @@ def offers(answer):
 
 def sensitivity(answer):
     """List the effect of halving and of doubling each quantity."""
-    now = answer["layouts"][0]
+    base = answer["layouts"][0]
     lines = [f"{'What if':16}{'step':>10}{'tokens/day':>12}  change  $/M tokens   layout"]
     for row in answer["sensitivity"]:
-        what = f"{row['what']} x {row['factor']:g}"
+        label = f"{row['what']} x {row['factor']:g}"
         if not row["layout"]:
-            lines.append(f"{what:16}nothing fits")
+            lines.append(f"{label:16}nothing fits")
             continue
-        speed = row["tokens_per_second"] / now["tokens_per_second"] - 1
+        speed = row["tokens_per_second"] / base["tokens_per_second"] - 1
         step, tokens, dollars = cells(row)
-        tool = "" if row["tool"] == now["tool"] else f" ({row['tool']})"
+        tool = "" if row["tool"] == base["tool"] else f" ({row['tool']})"
         lines.append(fill("the same" if row["same"] else row["layout"] + tool,
-                          f"{what:16}{step}{tokens}{speed:+8.1%}{dollars}   "))
+                          f"{label:16}{step}{tokens}{speed:+8.1%}{dollars}   "))
     return "\n".join([*lines, "A step keeps its tokens when the sequence changes."])
 
 
@@ -135,10 +135,10 @@ def mixed_text(answer):
                   f"{short(tokens / answer['seconds'] * DAY)} tokens a day, "
                   f"MFU {answer['mfu']:.1%} of all peaks together")]
     for kind in answer["kinds"]:
-        alone = f"{plain(kind['alone'], 4)} s a step" if kind["alone"] else "no layout"
+        speed = f"{plain(kind['alone'], 4)} s a step" if kind["alone"] else "no layout"
         lines.append(f"  {kind['gpus']:,} {kind['machine']['name']}: data ranks "
                      f"{kind['data_ranks']:,}, micro-batches {kind['micro_batches']:,} each, "
-                     f"{kind['share']:.1%} of the batch; alone {alone}")
+                     f"{kind['share']:.1%} of the batch; alone {speed}")
     unknown = " and ".join(kind["machine"]["accelerator"] for kind in answer["kinds"]
                            if kind["price"] is None)
     return "\n".join([top(answer), "", *lines, "", fill(

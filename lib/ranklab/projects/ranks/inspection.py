@@ -60,11 +60,11 @@ def answer_the_roll(limit_s=10, roll_call=roll_call):
     missing = roll_call(dist.PrefixStore(f"roll call/{call}", store), rank, size, limit_s)
     if not missing:
         return
-    here = sorted(set(range(size)) - set(missing))
-    if rank != here[0]:
+    callers = sorted(set(range(size)) - set(missing))
+    if rank != callers[0]:
         time.sleep(1)  # one rank speaks, and ends the job for all
     raise RuntimeError(f"{rank_names(missing)} of {size} did not answer the roll call within "
-                       f"{limit_s:g} s; {rank_names(here)} did")
+                       f"{limit_s:g} s; {rank_names(callers)} did")
 
 
 def all_reduce_is_right(n=1000):
@@ -118,18 +118,18 @@ def inspect_rank(slow, missing, limit_s, n_bytes, roll_call, ring_shift):
     if rank == missing:
         time.sleep(limit_s + 2)  # alive, but not at the roll call: like a rank stuck in its loader
     answer_the_roll(limit_s, roll_call)
-    me = Rank(
+    result = Rank(
         rank=rank, node=int(os.environ["GROUP_RANK"]), local_rank=int(os.environ["LOCAL_RANK"]),
         host=socket.gethostname(), device=_device_name(), torch=torch.__version__,
         right=all_reduce_is_right(),
         compute_s=compute_time(late_s=0.05 if rank == slow else 0.0),
         link_s=link_time(n_bytes, ring_shift))
-    return me, all_reduce_times()
+    return result, all_reduce_times()
 
 
 def _device_name():
-    here = device()
-    return torch.cuda.get_device_name(here) if here.type == "cuda" else platform.machine() + " CPU"
+    chip = device()
+    return torch.cuda.get_device_name(chip) if chip.type == "cuda" else platform.machine() + " CPU"
 
 
 def problems(ranks):

@@ -63,13 +63,13 @@ class ChaosTrainer(HybridTrainer):
 
     beats   Heartbeats
     faults  of the whole run
-    struck  a folder with a file for each fault that has struck, so that none strikes twice
+    marks   a folder with a file for each fault that has struck, so that none strikes twice
     """
 
-    def __init__(self, *arguments, beats, faults, struck):
+    def __init__(self, *arguments, beats, faults, marks):
         super().__init__(*arguments)
         self.beats, self.slow_until = beats, 0  # until this step
-        self.own_faults = [(struck / str(n), fault) for n, fault in enumerate(faults)
+        self.own_faults = [(marks / str(n), fault) for n, fault in enumerate(faults)
                            if fault.rank % self.parallel.ranks == self.parallel.rank]
 
     def fit(self, until=None):

@@ -68,15 +68,15 @@ def story(trial, find_straggler):
 def shares(trial, goodput):
     """Return lines with the shares of useful steps and time, measured and by formula."""
     run, every, steps = trial.found, trial.config.checkpoint_every, trial.config.steps
-    failures, done = len(run.lives) - 1, computed(run)
-    lost = failures * (every - 1) / 2 + run.damaged * every
+    failures, count = len(run.lives) - 1, computed(run)
+    waste = failures * (every - 1) / 2 + run.damaged * every
     running = sum(np.ptp(life.times.max(axis=0)) for life in run.lives)  # with saves
     saves = np.concatenate([life.saves[0, :-1][life.saves[0, :-1] > 0] for life in run.lives])
-    step = (running - saves.sum()) / done  # seconds
+    step = (running - saves.sum()) / count  # seconds
     # Here no failure comes during a restart, so the formula covers the time between restarts.
     share = goodput and failures and len(saves) and running / run.seconds * goodput(
         every * step, saves.mean(), running / failures, 0)
-    return [f"steps that count: {steps} of {done}, {steps / done:.0%}; a failure loses "
-            f"{(every - 1) / 2} on average: {steps / (steps + lost):.0%}",
+    return [f"steps that count: {steps} of {count}, {steps / count:.0%}; a failure loses "
+            f"{(every - 1) / 2} on average: {steps / (steps + waste):.0%}",
             f"time that counts: {steps * step / run.seconds:.0%} of {run.seconds:.1f} s"
             + (f"; by formula {share:.0%}" if share else "")]

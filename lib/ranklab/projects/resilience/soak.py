@@ -64,18 +64,18 @@ class Trial:
                 and not differing(self.found.state, self.replay.state))
 
 
-def soak(shape, text, config, layouts, seeds, faults, **how):
-    """Yield a Trial for each seed. how: arguments of survive"""
+def soak(shape, text, config, layouts, seeds, faults, **options):
+    """Yield a Trial for each seed. options: arguments of survive"""
     if is_started_by_another():
         raise ValueError("this project starts ranks itself, and again when they die: run it by "
                          "python, not by torchrun or srun")
-    usual = survive(shape, text, config, layouts, **how)
+    usual = survive(shape, text, config, layouts, **options)
     for seed in seeds:
         planned = plan_faults(seed, faults, config, layouts[0].ranks)
-        disturbed = survive(shape, text, config, layouts, planned, **how)
+        disturbed = survive(shape, text, config, layouts, planned, **options)
         is_usual = disturbed.path() == usual.path()
         yield Trial(seed, config, disturbed, usual, usual if is_usual else survive(
-            shape, text, config, layouts, path=disturbed.path(), **how))
+            shape, text, config, layouts, path=disturbed.path(), **options))
 
 
 def trial(faults=5, seed=1, layouts=LAYOUTS, **settings):

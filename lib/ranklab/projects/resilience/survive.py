@@ -74,27 +74,27 @@ def survive(shape, text, config, layouts, faults=(), timeout=LAUNCH_LIMIT, path=
     """
     for layout in layouts:
         config.refuse_what_does_not_fit(shape, layout)
-    run, started, path, left = Survived(), time.monotonic(), list(path), layouts[0].ranks
+    run, started, path, capacity = Survived(), time.monotonic(), list(path), layouts[0].ranks
     with tempfile.TemporaryDirectory(prefix="ranklab-chaos-") as folder:
-        struck, saved = Path(folder, "struck"), Path(folder, "saved")
-        struck.mkdir(), saved.mkdir()
-        job = shape, text, dataclasses.replace(config, checkpoint=str(saved)), faults, struck
+        marks, checkpoints = Path(folder, "struck"), Path(folder, "saved")
+        marks.mkdir(), checkpoints.mkdir()
+        job = shape, text, dataclasses.replace(config, checkpoint=str(checkpoints)), faults, marks
         while run.loss is None:
-            fitting = [layout for layout in layouts if layout.ranks <= left] or layouts[-1:]
+            fitting = [layout for layout in layouts if layout.ranks <= capacity] or layouts[-1:]
             layout, stop = path.pop(0) if path else (fitting[0], None)
-            life = live(run, job, layout, last_whole(saved, run), stop, timeout, heartbeat)
-            left = layouts[0].ranks - sum(fault.lost for fault in life.faults)
-        last_whole(saved, run)
-        run.state = last_state(saved)
+            life = live(run, job, layout, last_whole(checkpoints, run), stop, timeout, heartbeat)
+            capacity = layouts[0].ranks - sum(fault.lost for fault in life.faults)
+        last_whole(checkpoints, run)
+        run.state = last_state(checkpoints)
     run.seconds = time.monotonic() - started
     return run
 
 
 def live(run, job, layout, first, stop, timeout, heartbeat):
     """Launch once, until the end, step `stop` or a failure; return a Life."""
-    config, faults, struck = job[2:]
-    before, ended = {*struck.iterdir()}, ""
-    file = str(struck.with_name(f"beats-{len(run.lives)}"))
+    config, faults, marks = job[2:]
+    before, reason = {*marks.iterdir()}, ""
+    file = str(marks.with_name(f"beats-{len(run.lives)}"))
     beats = Heartbeats(file, layout.ranks, config.steps, "w+")
     try:
         with watched(beats, heartbeat):
@@ -103,21 +103,21 @@ def live(run, job, layout, first, stop, timeout, heartbeat):
     except RankError as error:
         if len(run.lives) >= len(faults) + SPARE:
             raise
-        ended = str(error).splitlines()[0].removesuffix(MEMORY)
-    new = sorted((float(file.read_text()), file) for file in {*struck.iterdir()} - before)
+        reason = str(error).splitlines()[0].removesuffix(MEMORY)
+    new = sorted((float(file.read_text()), file) for file in {*marks.iterdir()} - before)
     noticed = time.monotonic() - (new[-1][0] if new else 0)
     last = max(beats.times.any(axis=0).nonzero()[0], default=first)
-    beaten = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
-    run.lives.append(Life(layout, first, int(last), ended, noticed,
-                          [faults[int(file.name)] for _, file in new], *beaten))
+    arrays = [each[:, first : last + 1].copy() for each in (beats.times, beats.work, beats.saves)]
+    run.lives.append(Life(layout, first, int(last), reason, noticed,
+                          [faults[int(file.name)] for _, file in new], *arrays))
     return run.lives[-1]
 
 
-def _work(shape, text, config, faults, struck, layout, beats, stop):
+def _work(shape, text, config, faults, marks, layout, beats, stop):
     """Train on each rank; return the held-out loss, or None if the last step is not done."""
     hybrid, beats = Hybrid(layout.new_mesh(), layout), Heartbeats(beats, layout.ranks, config.steps)
     trainer = ChaosTrainer(new_model(shape, "meta"), text, config, hybrid, False,
-                           beats=beats, faults=faults, struck=struck)
+                           beats=beats, faults=faults, marks=marks)
     if complete(Path(config.checkpoint)):
         trainer.resume()
     with contextlib.suppress(Left):

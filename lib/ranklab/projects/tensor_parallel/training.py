@@ -135,8 +135,8 @@ def train(session, method, shape, config, parts, text):
                  *traffic(shape, config.batch, R, method, pieces,
                           config.sequence_parallel or method == "sequence",
                           leaving=PRECISIONS[config.precision].itemsize))
-    counted = held.total - held.buffers, step.sent_messages, step.sent_bytes
-    return Row(method, predicted, counted, busy, history, history.held_out.get(config.steps))
+    counts = held.total - held.buffers, step.sent_messages, step.sent_bytes
+    return Row(method, predicted, counts, busy, history, history.held_out.get(config.steps))
 
 
 def new_parallel(method, config, parts):
@@ -163,10 +163,10 @@ def report(results):
     config, rows, table = results["config"], results["rows"], []
     for row in rows:
         losses, speeds = row.history.loss[:3], row.history.speed or [0]  # none after the end
-        apart = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
+        gap = max((abs(a - b) for a, b in zip(losses, rows[0].history.loss)), default=0)
         costs = itertools.chain(*zip(row.counted, row.predicted))
         table.append((row.method, *(f"{cost:,.0f}" for cost in costs), f"{row.busy:.0%}",
-                      f"{statistics.median(speeds):,.0f}", f"{apart:.0e}",
+                      f"{statistics.median(speeds):,.0f}", f"{gap:.0e}",
                       f"{row.held_out or math.nan:.3f}"))
     return "\n".join([
         f"{config.steps} steps of {config.batch} x {results['shape'].n_ctx} tokens of "

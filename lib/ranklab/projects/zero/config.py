@@ -39,10 +39,10 @@ class Config(TrainConfig):
 
     def check(self, stages, ranks):
         """Raise ValueError if a setting contradicts these stages or the number of ranks."""
-        ours = self.engine == "ours"
+        is_ours = self.engine == "ours"
         for is_wrong, sentence in (
-                (ours and self.compiled, "--compiled is for --engine deepspeed"),
-                (not ours and self.offload not in (None, "cpu"),
+                (is_ours and self.compiled, "--compiled is for --engine deepspeed"),
+                (not is_ours and self.offload not in (None, "cpu"),
                  f"offload={self.offload!r}: with --engine deepspeed it is cpu"),
                 (self.checkpoint and len(stages) > 1,
                  f"checkpoint={self.checkpoint!r} is that of one stage: name it"),

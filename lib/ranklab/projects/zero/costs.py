@@ -70,9 +70,9 @@ def predicted(shape, config, stage, ranks, zero_memory):
     sent = zero_traffic(stage, size[0] * n, ranks, size[0] * resident)
     gradients = zero_traffic(0, size[0] * n, ranks) / 2  # a reduce-scatter is half an all-reduce
     pieces = -(-config.batch // (ranks * config.micro_batch))
-    again = {2: gradients + buffers, 3: sent + buffers}.get(stage, 0)
+    repeat = {2: gradients + buffers, 3: sent + buffers}.get(stage, 0)
     held = Costs(*zero_memory(stage, n, ranks, *size), 0, None,
-                 sent + buffers + (pieces - 1) * again)
+                 sent + buffers + (pieces - 1) * repeat)
     if config.offload:
         # Masters, moments and their gradients are in float32; stage 1 also has all gradients.
         held = held._replace(gradients=held.gradients if stage == 1 else 0, optimizer_state=0,
@@ -119,16 +119,16 @@ def write_config(command, config):
     It is the fastest config with which the model fits. Raises ValueError if none fits.
     """
     shape, gpus, nbytes = MODELS[command.size], command.gpus, command.gpu_gb * 1e9
-    n, other = count_parameters(shape), beside_states(config, shape)
+    n, rest = count_parameters(shape), beside_states(config, shape)
     together = config.micro_batch * gpus
     batch = together * max(1, config.batch // together)
-    way = fastest_way(n, gpus, nbytes, other)
-    written = deepspeed_config(n, gpus, nbytes, batch, config.micro_batch, other, lr=config.lr,
+    way = fastest_way(n, gpus, nbytes, rest)
+    written = deepspeed_config(n, gpus, nbytes, batch, config.micro_batch, rest, lr=config.lr,
                                bucket=BUCKET)
     Path(command.write_config).write_text(json.dumps(written, indent=2) + "\n")
     states = way.states(n, gpus).total / 1e9
     return (f"{gpus} GPUs of {command.gpu_gb:g} GB: {way}: {states:.3g} GB of states on each, "
-            f"beside {other / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.\n"
+            f"beside {rest / 1e9:.3g} GB of activations and buckets, in bf16 with Adam.\n"
             f"{command.write_config} says so to DeepSpeed.")
 
 
@@ -139,5 +139,5 @@ def beside_states(config, shape):
     softmax, gradients; three copies), and two buckets.
     """
     logits = config.micro_batch * shape.n_ctx * shape.vocab_size
-    saved = activation_bytes(shape, config.micro_batch, shape.n_ctx, 2, config.recompute)
-    return saved + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))
+    activations = activation_bytes(shape, config.micro_batch, shape.n_ctx, 2, config.recompute)
+    return activations + 3 * 4 * logits + 2 * 2 * min(BUCKET, count_parameters(shape))
