@@ -7,11 +7,11 @@ The docstring of each package lists its other files.
     00  a function on many ranks  ranks.py
     01  one device and its costs  baseline/flops.py, memory.py, checkpointing.py
     02  collectives               collectives/verbs.py, ring.py, tree.py
-    03  data parallelism, DDP     data_parallel/gradients.py averages, buckets.py groups
+    03  data parallelism, DDP     data_parallel/buckets.py; gradients.py has hooks and overlap
     04  compressed gradients      ddp/half.py, top_k.py, low_rank.py
     05  Horovod                   horovod/negotiation.py, fusion.py, optimizer.py
-    06  ZeRO 1 and 2, then 3      zero/partition.py, stages.py, stage3.py
-    07  FSDP                      fsdp/shards.py, block.py; its engine is zero/units.py
+    06  ZeRO 1 and 2, then 3      zero/partition.py, stages.py; stage3.py stands on units.py
+    07  FSDP                      fsdp/shards.py, block.py; it stands on zero/units.py, too
     08  tensor parallelism        tensor_parallel/regions.py, linear.py, attention.py
     09  pipelines                 pipeline_parallel/actions.py, schedules.py, executor.py
     10  long contexts             context_parallel/block.py, ring.py, ulysses.py

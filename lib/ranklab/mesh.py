@@ -46,7 +46,7 @@ class Mesh:
     def ranks(self):
         """The layout as a NumPy array: its shape is the axes' sizes, its entries are the ranks.
 
-        A torch tensor would have no numbers inside a dry run.
+        Not a torch tensor: inside a dry run that would have no numbers.
         """
         return np.arange(self.size).reshape(tuple(self.axes.values()))
 

@@ -1,4 +1,4 @@
-"""reshard_checkpoint: load tensors that were saved in a different layout. Nothing is sent."""
+"""reshard_checkpoint: fill tensors from boxes of another layout, which load.py reads."""
 
 
 def reshard_checkpoint(pieces, saved):

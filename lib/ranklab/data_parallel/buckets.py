@@ -39,7 +39,8 @@ def buckets_of(parameters, bucket_cap_bytes, group_of, new_bucket):
         groups.setdefault(group_of(parameter), []).append(parameter)
     rows = [[new_bucket(bucket, group) for bucket in assign_buckets(members, bucket_cap_bytes)]
             for group, members in groups.items()]
-    # Buckets that are complete earlier in backward come first, whatever their group.
+    # A group's buckets keep their order; of two groups' next ones, the one that is complete earlier
+    # in backward comes first.
     return list(heapq.merge(*rows, key=lambda bucket: -min(map(place.get, bucket.parameters))))
 
 

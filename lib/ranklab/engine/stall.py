@@ -9,6 +9,8 @@ message may have arrived while the ranks were asked.
 A rank that makes a group is an exception: until its peers arrive, its main thread reads the store's
 file a hundred times a second, and on a busy machine it is awake at every other look. Once it has
 slept in such a call more often than making a group takes, its main thread is ignored.
+
+Where ranks have GPUs nothing is detected early: a rank that waits for its GPU sleeps as well.
 """
 
 import contextlib
@@ -75,7 +77,7 @@ def _look(pid, reads_store=False):
                 continue
             stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text()
             state, *fields = stat.rpartition(")")[2].split()
-            if state != "S":  # without a count of writes, it may have run meanwhile and sent
+            if state != "S":  # if writes can't be counted, it may have run and sent since
                 awake.add((thread, None if writes is None else _sleeps(pid, thread)))
             ticks += int(fields[10]) + int(fields[11])  # user time, system time
     except OSError:  # it has just ended, or this is not Linux

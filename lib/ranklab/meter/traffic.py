@@ -1,4 +1,4 @@
-"""Traffic: a block in which every message of this rank is counted, whichever code sends it."""
+"""Traffic: a block in which every op of torch.distributed on this rank is counted."""
 
 from collections import Counter
 from contextlib import contextmanager, nullcontext

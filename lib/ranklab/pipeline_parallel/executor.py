@@ -53,7 +53,7 @@ class ScheduleRunner:
         """Run this rank's part of `schedule`; return the sum of its losses, times weight.
 
         pieces: [(inputs, targets)] of the micro-batches; every rank has all of them.
-        weight: factor of each loss, in gradients and result: 1 / targets of the whole batch.
+        weight: factor of each loss, in gradients and result: 1 / (the targets in the whole batch).
         scale: a further factor of the gradients.
         Returns: 0 on ranks without the last stage.
         Raises: ValueError for a schedule that deadlocks, and for an output of the wrong shape.

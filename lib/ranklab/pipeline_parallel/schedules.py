@@ -83,7 +83,7 @@ def zero_bubble_schedule(stages, micro_batches):
 
     Rank s has stage s. It has s fewer micro-batches in flight than stage 0, so it can keep s more
     until their W: all ranks hold at most what rank 0 holds in 1F1B.
-    The last W of a rank run at the end, while the other ranks' last I are still to come.
+    A rank's last Ws run at the end, while other ranks still have an I to run.
     Paper: Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), ZB-H1
     Lab: 09
     """

@@ -1,4 +1,8 @@
-"""step_time: the seconds of a step, in parts that add up; and what follows from them."""
+"""step_time: the seconds of a step, in parts that add up; and what follows from them.
+
+Each kind of messages hides behind computing as if it were alone: two kinds that overlap with the
+same products may hide more than there is.
+"""
 
 from dataclasses import dataclass
 

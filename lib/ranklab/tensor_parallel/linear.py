@@ -76,8 +76,11 @@ class RowParallelLinear(nn.Module):
 class OverlappedColumnLinear(ColumnParallelLinear):
     """A ColumnParallelLinear that computes the weight's gradient during the all-reduce of x's.
 
-    Cost: as with copy_to_region; the all-reduce is asynchronous.
+    Cost: as with copy_to_region, which it contains; the all-reduce is asynchronous.
     """
+
+    def __init__(self, linear, group=None):
+        super().__init__(linear, group)
 
     def forward(self, x):
         y = Overlapped.apply(x, self.weight, self.group)

@@ -1,4 +1,7 @@
-"""ZeRO's stage 3: a rank holds its shard of each unit, and the whole unit only while it runs."""
+"""ZeRO's stage 3: a rank holds its shard of each unit, and the whole unit only while it runs.
+
+Here is when a unit is gathered, reduced and freed; units.py has how, and calls these methods.
+"""
 
 import functools
 
@@ -16,8 +19,8 @@ class ZeroStage3(ShardedModel):
     gradients are reduced to shards and freed as well. The next unit is gathered while one computes:
     in backward, the unit before it. With sync=False gradients stay, but units are still freed. Also
     correct if activation checkpointing runs a forward again inside the backward.
-    Cost: a step sends the units' parameters twice, all others once and all gradients once, (R-1)/R
-        of them; bytes held: 1/R of everything, and two units.
+    Cost: (R-1)/R of the bytes of: the units' parameters twice (forward, backward), other parameters
+        once, all gradients once. Bytes held: 1/R of everything, and two units.
     Paper: Rajbhandari et al. 2020, ZeRO, P_os+g+p
     Lab: 06
     """
@@ -33,6 +36,7 @@ class ZeroStage3(ShardedModel):
         """Free a unit after its forward, and have it gathered when its backward begins."""
         if in_backward():
             return
+        # enter() has counted this unit, so its place is one less.
         begins = functools.partial(self.backward_of, unit, self.position - 1)
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:

@@ -246,6 +246,9 @@ ALL_REDUCE = Proof(
               "shard = ring_reduce_scatter(x.float(), group).to(x.dtype)")),
         Slip("Nothing was written to the `out` that was given.",
              ("    if out is None:", "    if True:")),
+        Slip("x is not free to serve as `out`: what arrives overwrites this rank's shares before "
+             "they are added. If no `out` is given, make one, x.new_empty(x.shape).",
+             ("x.new_empty(x.shape)", "x")),
         Slip(FLAT, ("x.new_empty(x.shape)", "torch.empty_like(x)")),
         Slip(GROUP, (GATHERED, "ring_all_gather(shard, None, out)"),
              ("    if out is None:", "    group = group if out is None else None\n"
