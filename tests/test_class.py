@@ -39,7 +39,7 @@ def graded_twice(tmp_path, limit):
     return found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_a_small_class_twice(tmp_path, scratch):
     write_class(tmp_path / "in", stems=["09_pipeline_parallel"], most=1,

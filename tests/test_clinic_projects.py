@@ -41,8 +41,8 @@ def test_a_solved_project_has_none_of_the_diseases(name):
     assert max(int(ranks) for ranks, _ in runs) > 1
 
 
-@pytest.mark.parametrize("piece", [
-    pytest.param(piece, marks=[pytest.mark.sweep] * (piece != "mean")) for piece in WITHOUT])
+@pytest.mark.sweep
+@pytest.mark.parametrize("piece", WITHOUT)
 def test_what_was_left_out_of_a_project_is_named(piece):
     code, printed = diagnosed("ranklab.projects.data_parallel", "--without", piece, "--epochs", "1")
     assert code == 1 and f"\n  {WITHOUT[piece]}\n" in printed, printed
