@@ -210,8 +210,11 @@ UNEVEN = Scored(
           "numbered within it",
           _see, CASES[:6], (4,), GROUPS, oracle=by_objects),
     mistakes=(
-        Slip("A message is longer than its buffer. A rank doesn't know how much the others will "
-             "send: exchange the lengths first.", (TELL, "[len(piece) for piece in pieces]")),
+        Slip("A message is longer than its buffer: the lengths were not exchanged first, or were "
+             "rounded, or a piece went to the wrong rank. pieces[to] is for rank `to`; the buffer "
+             "of `source` is for what comes from there.",
+             (TELL, "[len(piece) for piece in pieces]"),
+             (SWAP, "sendrecv(pieces[to].contiguous(), source, received[source], to, group)")),
         Slip("Send the lengths as int64: other dtypes can round them.",
              (".tolist()", ".to(torch.bfloat16).long().tolist()"),
              ("device=pieces[0].device", "device=pieces[0].device, dtype=pieces[0].dtype",
@@ -229,8 +232,6 @@ UNEVEN = Scored(
         Slip("Return a list of R tensors, one from each rank.",
              (RETURN, "    return torch.cat(received)\n"),
              (RETURN, "    received.pop(rank)\n    return received\n")),
-        Slip("pieces[to] is for rank `to`: send it there, and receive from `source`.",
-             (SWAP, "sendrecv(pieces[to].contiguous(), source, received[source], to, group)")),
         Slip("One step is missing: every other rank has a piece for this one, so use range(1, R).",
              (ROUNDS, "range(1, R - 1)", "new_empty(n)", "new_zeros(n)")),
         Slip("`pieces` has changed: receive into new tensors, and leave the list as it is.",

@@ -314,17 +314,15 @@ BACKWARD = Proof(
         Slip("The probabilities are exp(score - lse), with lse over all keys: pass the given out "
              "and lse, not those of one block.",
              (GRADS, GRADS.replace("out, lse", f"*block_attention(q, *block, {VISIBLE})"))),
-        Slip("All three gradients are accumulated and returned in float32, whatever the dtype of "
-             "q.",
+        Slip("All three gradients are accumulated, sent and returned in float32, whatever the "
+             "dtype of q: each rank adds to them, and in 16 bits every sum is rounded.",
              ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
               "dq + grads[0]", "dq.add_(grads[0])"),
              ("dq, block, grad_hop = 0,", "dq, block, grad_hop = torch.zeros_like(q),",
               "dq + grads[0]", "dq.add_(grads[0])", "return dq,", "return dq.float(),"),
              ("return dq, dk, dv", "return [x.to(q.dtype) for x in (dq, dk, dv)]"),
              ("return dq, dk, dv", "return dq, dk.to(k.dtype), dv.to(k.dtype)"),
-             ("return dq, dk, dv", "return [x.to(q.dtype).float() for x in (dq, dk, dv)]")),
-        Slip("Send the gradients in float32: each rank adds to them, and in 16 bits every sum is "
-             "rounded.",
+             ("return dq, dk, dv", "return [x.to(q.dtype).float() for x in (dq, dk, dv)]"),
              ("torch.stack(grads[1:])", "torch.stack(grads[1:]).to(k.dtype)"),
              ("torch.stack(grads[1:])", "torch.stack(grads[1:]).to(k.dtype)",
               HOME, f"({HOME}).float()"),

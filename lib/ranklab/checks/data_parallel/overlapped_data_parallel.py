@@ -287,10 +287,10 @@ OVERLAPPED = Proof(
              (DIVIDE, "pass", KEEP, f"{KEEP}\n            {DIVIDE}")),
         # the hook
         Slip("These parameters do have gradients: cross each one off in the hook, with "
-             "bucket.missing.remove(parameter).",
-             ("            bucket.missing.remove(parameter)\n", "")),
-        Slip("These parameters do have gradients: compute `missing` at the beginning of finish(), "
-             "before bucket.missing is refilled.", (LAST, f"{MISSES}\n        {LAST}")),
+             "bucket.missing.remove(parameter), and compute `missing` at the beginning of "
+             "finish(), before bucket.missing is refilled.",
+             ("            bucket.missing.remove(parameter)\n", ""),
+             (LAST, f"{MISSES}\n        {LAST}")),
         Slip("Check self.sync first in the hook: when it is False, send nothing.",
              ("if self.sync:", "before, self.sync = self.sync, True\n        if True:", IN_HOOK,
               f"{IN_HOOK}\n            self.sync = before")),
