@@ -20,6 +20,7 @@ CHANCE = re.compile(r"""      # of an error's text: what another run or another 
     \[[EWF]\d{3}\ .*?\]         # when and where C++ logged it
     | \[enforce\ fail\ at\ \S+\]\  | \ at\ "/\S+ | /tmp/\S+
     | \.\ \.\ .*                # what gloo adds: addresses, its advice
+    | \n\nAt:\n.*               # the stack of a future's callback: it may run in another thread
     | :\d{4,5}\b | 0x[0-9a-f]+ | \(?\b\d+\ vs\.?\ \d+\)?
     """, re.X | re.S)
 
