@@ -11,7 +11,7 @@ import pytest
 from kernels import on_kernels
 
 from ranklab.checks.failures import is_slip
-from ranklab.checks.prover import Proof
+from ranklab.checks.prover import Proof, tables
 from ranklab.checks.prover.slips import edited
 from ranklab.course import labs
 from ranklab.course.check import FAILED, PASSED, judge
@@ -61,6 +61,9 @@ def test_no_sentence_stands_twice(exercise):
     sentences = [slip.says for slip in exercise.mistakes]
     assert len(sentences) == len({*sentences})
     assert len(sentences) >= 3 and len(exercise.hints) == 3 and all(exercise.hints)
+    if isinstance(exercise, Proof):
+        shown = [says for of_launch in tables.load(exercise).values() for says in of_launch]
+        assert {*shown} == {*sentences}
 
 
 @pytest.mark.sweep

@@ -113,6 +113,7 @@ def text_of(proof):
     What differs from the table that is there by rounding alone stays as it is: so another CPU
     changes no byte.
     """
+    code = dependencies(proof)  # first: an edit during the build leaves the table stale
     old, shows = load(proof), {}
     with unwatched():
         for stage, ranks, _ in proof.launches():
@@ -133,7 +134,7 @@ def text_of(proof):
                     shown = before[number]
                 shows.setdefault(key, {}).setdefault(slip.says, []).append(shown)
     keys = [proof.key(stage, ranks) for stage, ranks, _ in proof.launches()]
-    return _text(dependencies(proof), {key: shows[key] for key in keys if key in shows})
+    return _text(code, {key: shows[key] for key in keys if key in shows})
 
 
 def _first_difference(proof, fn):
