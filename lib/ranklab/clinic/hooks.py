@@ -123,7 +123,7 @@ def _optimizers(observer):
     around(torch.optim.Optimizer, "add_param_group", after=remember)
     around(torch.optim.Optimizer, "load_state_dict", after=restored)
     optimizers.register_optimizer_step_pre_hook(functools.partial(_begin_step, observer))
-    optimizers.register_optimizer_step_post_hook(lambda *content: _after_step(observer, content[0]))
+    optimizers.register_optimizer_step_post_hook(lambda *args: _after_step(observer, args[0]))
 
 
 def _begin_step(observer, optimizer, args, options):

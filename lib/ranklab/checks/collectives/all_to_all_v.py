@@ -210,12 +210,11 @@ UNEVEN = Scored(
           "numbered within it",
           _see, CASES[:6], (4,), GROUPS, oracle=by_objects),
     mistakes=(
-        Slip("A message is longer than its buffer: the lengths were not exchanged first, or were "
-             "rounded, or a piece went to the wrong rank. pieces[to] is for rank `to`; the buffer "
-             "of `source` is for what comes from there.",
+        Slip("A buffer does not fit what arrives. Exchange the lengths first, as int64, "
+             "because other dtypes can round them. pieces[to] is for rank `to`, and the buffer of "
+             "`source` for what comes from there.",
              (TELL, "[len(piece) for piece in pieces]"),
-             (SWAP, "sendrecv(pieces[to].contiguous(), source, received[source], to, group)")),
-        Slip("Send the lengths as int64: other dtypes can round them.",
+             (SWAP, "sendrecv(pieces[to].contiguous(), source, received[source], to, group)"),
              (".tolist()", ".to(torch.bfloat16).long().tolist()"),
              ("device=pieces[0].device", "device=pieces[0].device, dtype=pieces[0].dtype",
               ".tolist()", ".long().tolist()")),

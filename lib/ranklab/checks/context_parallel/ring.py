@@ -185,10 +185,9 @@ FORWARD = Proof(
              (ADDED, "out, lse = out + part[0] / R, torch.logaddexp(lse, part[1])")),
         Slip("Only the last block counts here: merge each block's result into the result so far.",
              (ADDED, "out, lse = part")),
-        Slip("Only the rank's own block counts here: merge the results of the other ranks' blocks "
-             "into it.",
-             (ADDED, "out, lse = part if step == 0 else (out, lse)")),
-        Slip("The received block is not used: it is what wait() returns.",
+        Slip("Only the rank's own block counts here: use each block that wait() returns, and "
+             "merge its result into the result so far.",
+             (ADDED, "out, lse = part if step == 0 else (out, lse)"),
              (WAIT, "_ = hop and hop.wait()"), (WAIT, "")),
         Slip("Scores and sums are float32: accumulate in float32, whatever the dtype of q.",
              (PART, f"{PART}\n        part = {ROUNDED} part]"),

@@ -74,10 +74,10 @@ def _relatives(right, step, name, rank, due):
             if len(right) != R:
                 yield "divided by the number of all ranks", due * R / len(right)
     case, number = step
-    for key, place in ((number - 1, "earlier"), (number + 1, "later")):
-        if (case, key) in right[rank]:
-            yield (f"what is right one step {place}",
-                   plain(right[rank][case, key].values.get(name)))
+    for neighbour, direction in ((number - 1, "earlier"), (number + 1, "later")):
+        if (case, neighbour) in right[rank]:
+            yield (f"what is right one step {direction}",
+                   plain(right[rank][case, neighbour].values.get(name)))
 
 
 def _instead(got, due):

@@ -106,13 +106,16 @@ class Proof(Exercise):
     def _hint(self, stage, ranks, difference, otherwise=""):
         if difference.broken and is_slip(difference.broken.cause):
             return ""
-        proved = self.proved(stage, ranks, difference)
-        return " Or: ".join(proved) or otherwise or stage.note
+        return self.proved(stage, ranks, difference) or otherwise or stage.note
 
     def proved(self, stage, ranks, difference):
-        """Return the sentences of the mistakes that explain most of the difference."""
+        """Return the sentence of the mistake that explains most of the difference.
+
+        "" if none does, or several: then nothing is proved.
+        """
         target = digest.of_difference(difference)
         scores = {says: max(digest.explains(each, difference, target, stage) for each in programs)
                   for says, programs in tables.load(self).get(self.key(stage, ranks), {}).items()}
         most = max(scores.values(), default=0)
-        return [says for says, score in scores.items() if score == most > 0]
+        best = [says for says, score in scores.items() if score == most > 0]
+        return best[0] if len(best) == 1 else ""

@@ -159,7 +159,7 @@ def _text(code, shows):
 
 
 def alike(proof):
-    """Return the pairs of sentences that show the same: a learner is told both."""
+    """Return the pairs of sentences that show the same: a learner is told neither."""
     stages = {proof.key(stage, ranks): stage for stage, ranks, _ in proof.launches()}
     pairs = set()
     for key, of_launch in load(proof).items():
