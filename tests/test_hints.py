@@ -16,6 +16,7 @@ from ranklab.course.check import FAILED, judge
 
 SLIPS = {  # what is written, what Python says of it
     "import torch.distributed as tdist; tdist.allreduce(None)": "has no attribute 'allreduce'",
+    "[].apend(1)": "'list' object has no attribute 'apend'",
     "1 + None": "unsupported operand type(s) for +: 'int' and 'NoneType'",
     "[1][3]": "list index out of range",
     "gruop": "name 'gruop' is not defined",

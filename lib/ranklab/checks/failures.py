@@ -16,6 +16,7 @@ from ranklab.engine.report import rank_names
 SLIP = re.compile(r"""
     (Name|UnboundLocal|Import|ModuleNotFound|Syntax|Indentation|Tab|ZeroDivision)Error\b.*
     | AttributeError:\ .*module\ '.*'\ has\ no\ attribute\ .*
+    | AttributeError:\ '(list|dict|set|str|Tensor)'\ object\ has\ no\ attribute\ .*
     | IndexError:\ (list|string|range\ object)\ (assignment\ )?index\ out\ of\ range
     | KeyError:\ '.*'
     | TypeError:\ object\ of\ type\ '(int|float|NoneType)'\ has\ no\ len\(\)

@@ -38,6 +38,7 @@ class Rows(NamedTuple):
                                   ).repeat_interleave(16, 1)
         x[::3, 7] = -x[::3].abs().amax(1) * 1.9  # a block's largest number is negative
         x[1::3, :32] = 0
+        x[1::3, 32:] *= 2.0**-60
         x[2::3, 40] = 448 * 2.0**4
         return x.to(device(), getattr(torch, self.dtype)), to
 
@@ -135,6 +136,8 @@ MXFP8 = Proof(
              *((LARGEST, LARGEST.replace("448", "256"), POWER, "(exponent - 1).clamp(min=-126)",
                 ROUND, cut) for cut in (ROUND, f"{ROUND.partition(').to(')[0]}).clamp(-448, 448)"
                                         ".to(torch.float8_e4m3fn)"))),
+        Slip("A scale may be as small as 2 ** -126: a smaller range loses blocks of tiny numbers.",
+             (POWER, POWER.replace("-126", "-20"))),
         Slip("Each scale is a power of two too large, so small numbers lose a bit.",
              (POWER, POWER.replace("(exponent", "(exponent + 1"))),
         Slip("If a block's largest number is exactly 448 times a power of two, that power is the "

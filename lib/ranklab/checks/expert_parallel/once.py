@@ -12,7 +12,7 @@ from ranklab.checks.expert_parallel.inputs import (
 )
 from ranklab.checks.expert_parallel.ties import UnstableSorts
 from ranklab.checks.handles import Waits
-from ranklab.checks.prover import AtMost, Proof, Slip, Stage
+from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage
 from ranklab.checks.trial import on_ranks
 from ranklab.collectives import node_groups
 from ranklab.engine import device
@@ -22,6 +22,7 @@ from ranklab.meter import Traffic
 WIDTH = 64  # of a row: its bytes must outweigh the numbers that travel with it
 REFUSAL = "the error with one expert more than ranks"
 RETURNED, ROWS, COUNTS = "what is returned", "the rows of each expert", "counts"
+WHOLE = "whole numbers"
 SLOW, FAST = "bytes over the slow link", "bytes inside the node"
 
 
@@ -62,10 +63,13 @@ def _see(fn, case, ranks):
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(
         result[0], torch.Tensor)
     rows, counts = result if is_pair else (None, None)
+    numbers = WHOLE
     if isinstance(counts, torch.Tensor | list | tuple):
-        counts = torch.as_tensor(counts, device=device()).long()
+        counts = torch.as_tensor(counts, device=device())
+        numbers, counts = "floats" if counts.is_floating_point() else WHOLE, counts.long()
     yield {RETURNED: "rows, counts" if is_pair else f"a {type(result).__name__}",
-           COUNTS: counts, ROWS: _by_expert(rows, counts),
+           COUNTS: counts, "what counts holds": Must(numbers, WHOLE),
+           ROWS: _by_expert(rows, counts),
            "the type of the rows": str(getattr(rows, "dtype", None)),
            "x afterwards": x, "chosen afterwards": chosen,
            **_bytes(traffic, waits, ranks, L, out * (row + extra) + 16 * (M - 1),
@@ -250,6 +254,8 @@ ONCE = Scored(
               "*[0] * (n_experts - own - first)]")),
         Slip("-1 is no expert, and so no node. Here a token without an expert crosses to node 0.",
              ("chosen.div(", "chosen.clamp(min=0).div(")),
+        Slip("counts are whole numbers.",
+             (DONE, "return rows, [float(count) for count in sent.counts]")),
         Slip("Return rows, counts.", (DONE, "return rows"), (DONE, "return sent.counts, rows")),
         Slip("A row's k choices are enough to name its experts. Sending E numbers with each row "
              "costs too much.",
