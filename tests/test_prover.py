@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ranklab.checks.prover import (
-    ALL, AtMost, Must, Proof, Slip, Stage, Told, digest, tables,
+    ALL, Agree, AtMost, InAll, Must, Proof, Slip, Stage, Told, digest, tables,
 )
-from ranklab.checks.prover.compare import Raised, differences, is_apart
+from ranklab.checks.prover.compare import Raised, Seen, differences, is_apart, is_right
 from ranklab.checks.prover.facts import fact
-from ranklab.checks.prover.observe import observe
+from ranklab.checks.prover.observe import observe, unpacked
 from ranklab.course.check import FAILED, PASSED, judge
 
 
@@ -170,6 +170,15 @@ def test_a_check_that_fails_its_own_answer_stops_the_build(tmp_path, monkeypatch
         tables.build(proof)
 
 
+def test_what_depends_on_other_ranks_is_not_right_by_what_one_rank_knows():
+    stage = Stage("bytes", None, ("a",), ranks=(2,))
+    for value, is_so in ((AtMost(3, 4), True), (AtMost(5, 4), False), (InAll(3, 4), False),
+                         (Agree(torch.ones(1)), False)):
+        of_rank = {(0, 0): Seen("rank 0", (0, 1), {"bytes": value})}
+        assert is_right(stage, of_rank, of_rank) == is_so
+    assert not is_right(stage, {}, of_rank)
+
+
 def test_a_rank_may_be_in_no_group():
     def index_of(ranks):
         return ranks.index
@@ -179,6 +188,8 @@ def test_a_rank_may_be_in_no_group():
 
     stage = Stage("indices", see_index, ("a",), ranks=(3,), groups=(((0, 2),), ALL))
     right, shown = observe(stage, 3, index_of, lambda ranks: ranks.members[ranks.index])
+    assert observe(stage, 3, index_of, index_of, right)[1] is None  # no rank sees a difference
+    right = unpacked(right)
     assert [[*of_rank] for of_rank in right] == [[(0, 0), (1, 0)], [(1, 0)], [(0, 0), (1, 0)]]
     assert differences(stage, shown, right) == {((0, 0), "the index"): [2]}
     assert stage.case_name(0) == "a, in the groups [0, 2]"

@@ -41,6 +41,11 @@ class Exercise:
     def name(self):
         return self.answer.__name__
 
+    @property
+    def module(self):
+        """Return the name of the module in which its check is written."""
+        return self.check.__module__
+
 
 def shown(number, digits=6):
     """Format a number to be read: 1,048,576 and not 1.04858e+06."""

@@ -10,6 +10,7 @@ import sys
 import traceback
 
 import torch
+import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.failures import cause_of_hang, why_dead, why_hang
@@ -114,6 +115,8 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
     """
     exercise = _under_test.get()
     answer = exercise and (exercise.answer.__module__, exercise.name)
+    if exercise:  # one import, in the process that forks ranks
+        preload = exercise.module, *preload
     where = "on 1 rank" if ranks == 1 else f"on {ranks} ranks"
     try:
         call = ship.dumps_call(trial, args)
@@ -146,6 +149,16 @@ def _run(call, answer):
     with calls_watched(getattr(importlib.import_module(module), name)), inputs_named(name):
         trial, args = ship.loads(call)
         return trial(*args)
+
+
+def gathered(value, group=None):
+    """Return every rank's `value`, tensors on the CPU.
+
+    dist.all_gather_object pickles each tensor with its storage, which takes ten times as long.
+    """
+    packed = [None] * dist.get_world_size(group)
+    dist.all_gather_object(packed, ship.dumps(value), group=group)
+    return [*map(ship.loads, packed)]
 
 
 NO_ERROR = "no ValueError"
@@ -196,9 +209,10 @@ def is_near(got, right, through=None, roundings=0):
     tolerance = rounding(right.dtype, *filter(None, [through]), roundings=roundings)
     got, right = got.detach().double(), right.detach().double()
     finite = right.isfinite()
-    if not got[~finite].allclose(right[~finite], 0, 0, equal_nan=True):
-        return False
-    got, right = got[finite], right[finite]
+    if not finite.all():
+        if not got[~finite].allclose(right[~finite], 0, 0, equal_nan=True):
+            return False
+        got, right = got[finite], right[finite]
     return not right.numel() or bool((got - right).abs().max() <= tolerance * right.abs().max())
 
 

@@ -5,7 +5,7 @@ read the result; no other module counts ranks in a node.
 import functools
 from dataclasses import dataclass
 
-from ranklab.planner.plan import Span
+from ranklab.planner.plan import Span, span
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,20 @@ class Placement:
     expert_copies: Span
 
 
-@functools.lru_cache(maxsize=1024)  # each part of a step reads it, and a fit reads it each time
 def place(plan, machine):
     """Return the Placement of a plan on a machine."""
-    spans = {axis: plan.span(axis, machine)
-             for axis in ("tensor", "context", "expert", "pipeline", "weights", "shard")}
-    same_experts = max(1, plan.copies * plan.tp // plan.ep)
+    return _place(plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.sharders, plan.outermost,
+                  machine.node, machine.island)
+
+
+@functools.lru_cache(maxsize=4096)  # the plans of a search differ in other things, too
+def _place(tp, cp, dp, pp, ep, sharders, outermost, node, island):
+    ranks = {"tensor": tp, "context": cp, "expert": ep, "pipeline": pp, "weights": dp * cp,
+             "shard": sharders}
+    spans = {axis: span(axis, number, tp, cp, dp, pp, outermost, node, island)
+             for axis, number in ranks.items()}
+    same_experts = max(1, dp * cp * tp // ep)
     return Placement(
         **spans,
-        replicas=Span(*(max(1, ranks // plan.sharders) for ranks in spans["weights"])),
-        expert_copies=Span(*(min(same_experts, ranks) for ranks in spans["weights"])))
+        replicas=Span(*(max(1, number // sharders) for number in spans["weights"])),
+        expert_copies=Span(*(min(same_experts, number) for number in spans["weights"])))

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 TOOLS = ("megatron", "torchtitan", "deepspeed", "ours")
 RECOMPUTE = ("none", "selective", "operators", "full")
+RANKS = {"tensor": "tp", "context": "cp", "data": "dp", "pipeline": "pp", "expert": "ep",
+         "weights": "copies", "shard": "sharders"}  # of an axis: the attribute with their number
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2")
 
 
@@ -90,31 +92,31 @@ class Plan:
         if self.zero not in range(4):
             raise ValueError(f"zero={self.zero} must be 0, 1, 2 or 3")
 
-    @functools.cached_property
+    @property
     def gpus(self):
         return self.dp * self.tp * self.pp * self.cp
 
-    @functools.cached_property
+    @property
     def copies(self):
         """The number of ranks with the same weights: all of the data and context axes."""
         return self.dp * self.cp
 
-    @functools.cached_property
+    @property
     def sharders(self):
         """The number of ranks that share sharded states."""
         return min(self.shard or self.copies, self.copies)
 
-    @functools.cached_property
+    @property
     def batch(self):
         """Sequences per step."""
         return self.dp * self.micro_batch * self.micro_batches
 
-    @functools.cached_property
+    @property
     def tokens(self):
         """The tokens of a micro-batch on one context rank."""
         return self.micro_batch * self.sequence / self.cp
 
-    @functools.cached_property
+    @property
     def rerun_share(self):
         """The share of the blocks whose whole forward, messages included, runs twice."""
         return self.recomputed * (self.recompute == "full")
@@ -142,27 +144,31 @@ class Plan:
         """Return the Span of a group of this axis. "weights": the ranks with the same share of the
         weights (data and context); "shard": the ranks that share sharded states.
         """
-        sizes = {"tensor": self.tp, "context": self.cp, "data": self.dp, "pipeline": self.pp}
-        group = (axis,) if axis in sizes else ("context", "data")
-        ranks = {"expert": self.ep, "weights": self.copies, "shard": self.sharders}.get(
-            axis) or sizes[axis]
-        if ranks == 1:
-            return Span(1, 1, 1)
-        order = ["tensor", "context", "data", "pipeline"]  # neighbours first
-        if self.outermost == "data":
-            order[2:] = ["pipeline", "data"]
-        strides = dict(zip(order, itertools.accumulate((sizes[name] for name in order),
-                                                       operator.mul, initial=1)))
+        return span(axis, getattr(self, RANKS[axis]), self.tp, self.cp, self.dp, self.pp,
+                    self.outermost, machine.node, machine.island)
 
-        if axis == "expert":  # tensor ranks may share the experts as well
-            sizes["data"] = self.gpus
 
-        def ranks_in(row):  # ranks of a group in the same `row` GPUs
-            product = math.prod(min(sizes[name], math.ceil(row / strides[name])) for name in group)
-            return max(1, min(ranks, product, math.ceil(row / strides[group[0]])))
+@functools.lru_cache(maxsize=65536)  # the plans of a search differ in other things, too
+def span(axis, ranks, tp, cp, dp, pp, outermost, node, island):
+    """Return Plan.span of a group of so many ranks."""
+    if ranks == 1:
+        return Span(1, 1, 1)
+    sizes = {"tensor": tp, "context": cp, "data": dp, "pipeline": pp}
+    group = (axis,) if axis in sizes else ("context", "data")
+    order = ["tensor", "context", "data", "pipeline"]  # neighbours first
+    if outermost == "data":
+        order[2:] = ["pipeline", "data"]
+    strides = dict(zip(order, itertools.accumulate((sizes[name] for name in order),
+                                                   operator.mul, initial=1)))
 
-        return Span(ranks, ranks_in(machine.node),
-                    ranks_in(machine.island) if machine.island else ranks)
+    if axis == "expert":  # tensor ranks may share the experts as well
+        sizes["data"] = dp * tp * pp * cp
+
+    def ranks_in(row):  # ranks of a group in the same `row` GPUs
+        product = math.prod(min(sizes[name], math.ceil(row / strides[name])) for name in group)
+        return max(1, min(ranks, product, math.ceil(row / strides[group[0]])))
+
+    return Span(ranks, ranks_in(node), ranks_in(island) if island else ranks)
 
 
 @functools.cache

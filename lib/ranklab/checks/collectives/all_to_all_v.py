@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranklab.checks.collectives.inputs import BACKENDS, BUILD, KEPT, watched
 from ranklab.checks.handles import DROPPED
 from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Ranks, Slip, Stage, Told
-from ranklab.checks.trial import on_ranks
+from ranklab.checks.trial import gathered, on_ranks
 from ranklab.collectives import all_to_all_v, all_to_all_v_time, ring_all_gather, sendrecv
 from ranklab.engine import device
 
@@ -124,9 +124,8 @@ class Scored(Proof):
 
 def by_objects(pieces, group=None):
     """Send everything to everyone."""
-    of_ranks = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, [piece.cpu() for piece in pieces], group=group)
-    return [of_rank[dist.get_rank(group)].to(pieces[0]).clone() for of_rank in of_ranks]
+    rank = dist.get_rank(group)
+    return [of_rank[rank].to(pieces[0]) for of_rank in gathered(list(pieces), group)]
 
 
 def padded_to_the_longest(pieces, group=None):

@@ -1,6 +1,5 @@
 """tiled_logits_loss, compared with the loss of all logits at once: values, peak bytes, FLOPs."""
 
-from functools import partial
 from typing import NamedTuple
 
 import torch

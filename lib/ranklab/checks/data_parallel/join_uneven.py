@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ranklab.checks.data_parallel.toys import loss_of, rows, toy
 from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import gathered
 from ranklab.data_parallel import OverlappedDataParallel, join_uneven
 from ranklab.engine import device
 from ranklab.meter import Traffic
@@ -73,8 +74,7 @@ def _after(model):
 def in_one_process(batches, model):
     """Yield this rank's batches, then train on the batches of all ranks from the start."""
     own = list(batches)
-    of_ranks = [None] * dist.get_world_size(model.group)
-    dist.all_gather_object(of_ranks, own, group=model.group)
+    of_ranks = gathered(own, model.group)
     model.sync = model.buffers_stale = False  # steps inside the loop send nothing
     yield from own
     copy = toy(0)

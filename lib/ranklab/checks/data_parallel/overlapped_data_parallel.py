@@ -4,7 +4,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,7 +12,7 @@ from ranklab.checks.data_parallel.sent import OUTSIDE, Sent
 from ranklab.checks.data_parallel.toys import gradients, loss_of, rows, toy
 from ranklab.checks.prover import ALL as ALL_RANKS
 from ranklab.checks.prover import GROUPS, AtMost, Must, Proof, Slip, Stage, Told
-from ranklab.checks.trial import NO_ERROR, refusal
+from ranklab.checks.trial import NO_ERROR, gathered, refusal
 from ranklab.data_parallel import OverlappedDataParallel, no_sync
 from ranklab.engine import device
 
@@ -186,13 +185,12 @@ class OneProcess(nn.Module):
         self.module, self.group, self.pieces = module, group, []
 
     def forward(self, x, *order):
-        self.pieces.append((x.detach().cpu(), *order))
+        self.pieces.append((x.detach(), *order))
         if not self.sync:
             return self.module(x, *order)
         if self.pieces[1:]:
             self.module.zero_grad()  # all of them run once more
-        of_ranks, number = [None] * dist.get_world_size(self.group), len(self.pieces)
-        dist.all_gather_object(of_ranks, self.pieces, group=self.group)
+        of_ranks, number = gathered(self.pieces, self.group), len(self.pieces)
         outputs = [self.module(x.to(device()).requires_grad_(), *order)
                    for x, *order in sum(of_ranks, [])]
         self.pieces = []

@@ -9,6 +9,7 @@ from torch import nn
 
 from ranklab.checks.data_parallel.sent import OUTSIDE, Sent
 from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import gathered
 from ranklab.data_parallel import replicas_agree
 from ranklab.engine import device
 
@@ -99,9 +100,8 @@ def _see(fn, case, ranks):
 
 def by_gathering(model, group=None):
     own = [p.detach().contiguous().view(-1).view(torch.uint8).cpu() for p in model.parameters()]
-    of_ranks = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_ranks, own, group=group)
-    return all(torch.equal(*pair) for peer in of_ranks for pair in zip(own, peer, strict=True))
+    return all(torch.equal(*pair) for peer in gathered(own, group)
+               for pair in zip(own, peer, strict=True))
 
 
 def gathers_the_model(model, group=None):

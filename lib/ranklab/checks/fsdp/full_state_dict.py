@@ -10,6 +10,7 @@ from torch import nn
 from ranklab.checks.fsdp.shard_parameter import chunk_of
 from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.checks.zero.toys import Toy, is_there, seeded
+from ranklab.checks.trial import gathered
 from ranklab.engine import device
 from ranklab.fsdp import FullyShardedBlock, Precision, full_state_dict
 from ranklab.fsdp.shards import sharded_modules, sharded_parameters
@@ -84,14 +85,11 @@ def _as_rounded(x, R, index, got, due):
 
 def by_objects(model):
     state, group = {}, sharded_modules(model)[0].group
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        rows = [tensor.detach().cpu().clone()]
-        if tensor in sharded_parameters(model):
-            of_ranks = [None] * dist.get_world_size(group)
-            dist.all_gather_object(of_ranks, rows[0].tolist(), group=group)
-            rows = [torch.tensor(each, dtype=tensor.dtype).view(-1, *tensor.shape[1:])
-                    for each in of_ranks]
-        state[name] = torch.cat(rows) if tensor.dim() else rows[0]
+    own = model.state_dict(keep_vars=True)
+    of_ranks = gathered({name: tensor.detach() for name, tensor in own.items()}, group)
+    for name, tensor in own.items():
+        rows = [of_rank[name] for of_rank in of_ranks]
+        state[name] = torch.cat(rows) if tensor in sharded_parameters(model) else rows[0]
     return state if dist.get_rank(group) == 0 else {}
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from ranklab.checks.hybrid.late import Late
 from ranklab.checks.prover import GROUPS, Agree, AtMost, Must, Proof, Slip, Stage
+from ranklab.checks.trial import gathered
 from ranklab.engine import device
 from ranklab.meter import Traffic
 from ranklab.pipeline_parallel import tied_embedding_sync
@@ -65,8 +66,7 @@ def _see(fn, case, ranks):
 
 
 def by_gathering(copies, other, group=None):
-    of_all = [None] * dist.get_world_size(group)
-    dist.all_gather_object(of_all, [copy.grad.cpu() for copy in copies], group=group)
+    of_all = gathered([copy.grad for copy in copies], group)
     for copy, gradient in zip(copies, of_all[other] if copies else ()):
         copy.grad = copy.grad + gradient.to(device())
 

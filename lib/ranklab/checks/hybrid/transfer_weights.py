@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ranklab.checks.prover import AtMost, Must, Proof, Slip, Stage, Told
 from ranklab.checks.prover.slips import edited
-from ranklab.checks.trial import NO_ERROR, refusal
+from ranklab.checks.trial import NO_ERROR, gathered, refusal
 from ranklab.engine import device
 from ranklab.hybrid.transfer import broadcast_weights, routes, transfer_weights
 from ranklab.meter import Traffic
@@ -200,14 +200,13 @@ def _is_there(piece):
 
 def by_gathering(pieces, held, wanted, group=None):
     """Gather all pieces on all ranks as objects, put whole tensors together, and cut them."""
-    every = [None] * len(held)
     for name in {piece.name for want in wanted for piece in want}:
         boxes = {(piece.offset, piece.tensor.shape) for have in held for piece in have
                  if piece.name == name}
         if sum(math.prod(sizes) for _, sizes in boxes) != math.prod(SHAPES[name]):
             raise ValueError(f"{name} is not whole")
-    dist.all_gather_object(every, [(piece.name, piece.shape, piece.offset, piece.tensor.cpu())
-                                   for piece in pieces], group=group)
+    every = gathered([(piece.name, piece.shape, piece.offset, piece.tensor) for piece in pieces],
+                     group)
     wholes = {}
     for have, of_rank in zip(held, every):
         for name, shape, offset, tensor in of_rank if have else ():

@@ -143,6 +143,13 @@ def _is_wrong(stage, results, right, rank, step, name):
     return is_apart(stage, got, due)
 
 
+def is_right(stage, results, right):
+    """Return whether a rank shows what is right; False where that depends on other ranks, too."""
+    return results.keys() == right.keys() and not any(
+        isinstance(due, Agree | InAll) or is_apart(stage, results[step].value(name), due)
+        for step, entry in right.items() for name, due in entry.values.items())
+
+
 def is_apart(stage, got, due):
     """Return whether `got` is not right, by what one rank knows."""
     if isinstance(due, Raised):

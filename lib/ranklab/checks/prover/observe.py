@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.prover.compare import (
-    RAISED, Agree, AtMost, InAll, Must, Raised, Seen, Told, is_apart,
+    RAISED, Agree, AtMost, InAll, Must, Raised, Seen, Told, is_apart, is_right,
 )
 from ranklab.checks.trial import on_ranks
-from ranklab.engine import device
+from ranklab.engine import device, ship
 
 ALL = ()  # the grouping of all ranks
 GROUPS = ((0,), (1, 2, 3)), ((0, 2), (1, 3))  # groups of four whose ranks are not 0 .. n-1
@@ -104,7 +104,8 @@ class Stage:
 
 
 def observe(stage, ranks, answer, fn, right=None, stops=False):
-    """Return ({step: Seen} of each rank that is right, the same of `fn`).
+    """Return (what is right, packed; {step: Seen} of each rank as `fn` shows it, or None where each
+    rank has found its own to be right).
 
     ranks: 0: in this process
     right: as known from an earlier call
@@ -116,12 +117,18 @@ def observe(stage, ranks, answer, fn, right=None, stops=False):
         return right, [dict(_walk(stage, fn))]
     with tempfile.TemporaryDirectory(prefix="ranklab-") as folder:
         try:
-            pairs = on_ranks(_on_rank, stage, answer, fn, right, stops, folder, ranks=ranks,
-                             **stage.launch)
+            of_ranks = on_ranks(_on_rank, stage, answer, fn, right, stops, folder, ranks=ranks,
+                                **stage.launch)
         except Mistake as mistake:
             mistake.case = _case_of(mistake, folder)
             raise
-    return tuple(map(list, zip(*pairs)))
+    due, results, are_right = zip(*of_ranks)
+    return right or due, None if all(are_right) else [*map(ship.loads, results)]
+
+
+def unpacked(right):
+    """Return {step: Seen} of each rank that is right."""
+    return [ship.loads(each) if isinstance(each, bytes) else each for each in right]
 
 
 def _case_of(mistake, folder):
@@ -161,12 +168,16 @@ def _walk(stage, fn):
 
 
 def _on_rank(stage, answer, fn, right, stops, folder):
+    """Return (what is right on this rank, what `fn` shows: both packed, for few learners make it
+    necessary to open them; whether that is right).
+    """
     rank = dist.get_rank()
     views = {number: view for number, view in enumerate(map(view_of, stage.groups)) if view}
-    right = right[rank] if right else _due(
+    due = ship.loads(right[rank]) if right else _due(
         stage, lambda one: dict(_walk_on_rank(stage, one, views)), answer)
     path = Path(folder, str(rank))
-    return right, dict(_walk_on_rank(stage, fn, views, right if stops else None, path.write_text))
+    results = dict(_walk_on_rank(stage, fn, views, due if stops else None, path.write_text))
+    return None if right else ship.dumps(due), ship.dumps(results), is_right(stage, results, due)
 
 
 def _walk_on_rank(stage, fn, views, right=None, at=lambda number: None):

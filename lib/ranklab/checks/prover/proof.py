@@ -8,10 +8,10 @@ from ranklab.checks.library_guard import LibrarysAnswer
 from ranklab.checks.prover import digest, tables
 from ranklab.checks.prover.compare import Raised, differences, value_at
 from ranklab.checks.prover.facts import fact
-from ranklab.checks.prover.observe import observe
+from ranklab.checks.prover.observe import observe, unpacked
 from ranklab.checks.prover.slips import edited
 
-_RIGHT = {}  # (Stage, number of ranks): what is right there
+_RIGHT = {}  # (Stage, number of ranks): what is right there, packed
 
 
 class Difference:
@@ -28,14 +28,17 @@ class Proof(Exercise):
     """An exercise whose check is its stages, and whose hints are its mistakes.
 
     mistakes  Slips: whoever shows the same as one of them gets its sentence
-    module    where it is written
     """
 
     def __init__(self, answer, *stages, mistakes, hints):
         super().__init__(answer, self.prove, hints)
         module = sys._getframe(1).f_globals["__name__"]
-        for name, value in (("stages", stages), ("mistakes", mistakes), ("module", module)):
+        for name, value in (("stages", stages), ("mistakes", mistakes), ("_module", module)):
             object.__setattr__(self, name, value)
+
+    @property
+    def module(self):
+        return self._module
 
     def prove(self, fn):
         for stage, ranks, is_last in self.launches():
@@ -76,6 +79,9 @@ class Proof(Exercise):
                 broken = broken or mistake
                 continue
             _RIGHT[stage, ranks] = right
+            if results is None:
+                break
+            right = unpacked(right)
             if any(each.error and each.error.kind == LibrarysAnswer.__name__
                    for of_rank in results for each in of_rank.values()):
                 raise LibrarysAnswer(self.name)
@@ -86,8 +92,8 @@ class Proof(Exercise):
 
     def errors_of_what_is_right(self, stage, ranks):
         """Return what is right to raise there, but for ValueErrors: perhaps the check's mistake."""
-        return [each.error.headline for of_rank in _RIGHT[stage, ranks] for each in of_rank.values()
-                if each.error and each.error.kind != "ValueError"]
+        return [each.error.headline for of_rank in unpacked(_RIGHT[stage, ranks])
+                for each in of_rank.values() if each.error and each.error.kind != "ValueError"]
 
     def named(self, stage, ranks, difference):
         """Return the Mistake: facts, and the sentence of the mistake that shows the very same."""

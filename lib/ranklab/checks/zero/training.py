@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from ranklab.checks.prover import Must
-from ranklab.checks.zero.toys import ADAMW, SGD, Toy, is_there, loss_of, loss_on, seeded, tokens_of
+from ranklab.checks.zero.toys import ADAMW, SGD, Toy, is_there, loss_of, loss_on, seeded
+from ranklab.basics.flat import pack, pieces, unpack
 from ranklab.data_parallel.buckets import buckets_of
 from ranklab.zero.partition import ShardedBucket
 from ranklab.zero.sharded_model import units_of
@@ -117,24 +118,22 @@ class OneProcess:
                         for p in self.trained]
         self.optimizer = new_optimizer(self.masters)
 
-    def gradients(self, seeds, ranks):
-        """Return the gradients of the sum of these batches' losses over `ranks`; None where no
-        batch has used the parameter.
+    def gradients_of(self, tokens):
+        """Return the gradients as one flat float64 tensor; at its end, for each parameter, 1 if it
+        is used, 0 if not.
         """
-        return self.gradients_on(map(tokens_of, seeds), ranks)
+        gradients = torch.autograd.grad(loss_on(self.model, tokens), self.trained,
+                                        allow_unused=True)
+        used = torch.tensor([gradient is not None for gradient in gradients], device=tokens.device)
+        return pack([*(torch.zeros_like(p) if gradient is None else gradient
+                       for p, gradient in zip(self.trained, gradients)), used.double()])
 
-    def gradients_on(self, batches, ranks):
-        of_each = [torch.autograd.grad(loss_on(self.model, tokens), self.trained, allow_unused=True)
-                   for tokens in batches]
-        per_parameter = [[gradient.to(master) for gradient in grads if gradient is not None]
-                         for master, *grads in zip(self.masters, *of_each)]
-        return [sum(grads) / ranks if grads else None for grads in per_parameter]
-
-    def step(self, gradients):
-        for master, gradient in zip(self.masters, gradients):
-            master.grad = gradient
-        self.optimizer.step()
-        self.copy_masters()
+    def set_gradients(self, flat):
+        """Return {parameter: gradient}, which become its master's; None where none has used it."""
+        *gradients, used = pieces(flat, [*self.masters, flat[-len(self.masters):]])
+        for master, gradient, is_used in zip(self.masters, gradients, used):
+            master.grad = gradient.to(master.dtype) if is_used else None
+        return {p: master.grad for p, master in zip(self.trained, self.masters)}
 
     def copy_masters(self):
         for p, master in zip(self.trained, self.masters):
@@ -142,7 +141,8 @@ class OneProcess:
 
 
 class InOneProcess(nn.Module):
-    """The oracle that replaces a stage: each rank runs all batches, and updates all parameters.
+    """The oracle that replaces a stage: each rank has the gradients of all batches, and updates all
+    parameters.
 
     Only the assignment of parts to ranks is the library's.
     """
@@ -152,11 +152,13 @@ class InOneProcess(nn.Module):
     def __init__(self, module, bucket_cap_bytes=25 * 2**20, group=None,
                  find_unused_parameters=False):
         super().__init__()
-        self.module, self.group, self.batches = module, group, []
+        self.module, self.group, self.sum = module, group, 0
         self.find_unused_parameters = find_unused_parameters
         module.recompute = None  # torch.autograd.grad goes through no reentrant checkpoint
-        for tensor in module.parameters():
-            dist.broadcast(tensor.detach(), group=group, group_src=0)
+        tensors = [p.detach() for p in module.parameters()]
+        flat = pack(tensors)
+        dist.broadcast(flat, group=group, group_src=0)
+        unpack(flat, tensors)
         self.buckets = self.make_buckets(bucket_cap_bytes)
 
     def make_buckets(self, bucket_cap_bytes):
@@ -170,25 +172,23 @@ class InOneProcess(nn.Module):
 
     def step_ends(self):
         self.alone.copy_masters()
-        self.batches = []
+        self.sum = 0
 
     def forward(self, tokens):
-        if torch.is_grad_enabled():
-            self.batches.append(tokens.cpu())
-            if self.sync:
-                self.average_gradients()
-        return self.module(tokens)
+        if not torch.is_grad_enabled():
+            return self.module(tokens)
+        self.sum = self.sum + self.alone.gradients_of(tokens)
+        if self.sync:
+            self.average_gradients()
+        with torch.no_grad():
+            logits = self.module(tokens)
+        return logits.requires_grad_()
 
     def average_gradients(self):
         """Give the masters the means over ranks, and the parts their own part of them."""
-        R = dist.get_world_size(self.group)
-        of_ranks = [None] * R
-        dist.all_gather_object(of_ranks, self.batches, group=self.group)
-        means = self.alone.gradients_on(
-            [tokens.to(self.buckets[0].flat.device) for tokens in sum(of_ranks, [])], R)
-        for master, mean in zip(self.alone.masters, means):
-            master.grad = mean
-        mean_of = dict(zip(self.alone.trained, means))
+        mean = self.sum / dist.get_world_size(self.group)
+        dist.all_reduce(mean, group=self.group)
+        mean_of = self.alone.set_gradients(mean)
         for part in (part for bucket in self.buckets for part in bucket.parts):
             mean = mean_of.get(part.parameter)
             part.master.grad = None if mean is None else (
