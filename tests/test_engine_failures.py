@@ -337,7 +337,7 @@ def test_a_preload_that_fails_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     before = set(psutil.Process().children())
     with pytest.raises(RuntimeError) as caught:
-        ForkServer()
+        ForkServer().wait_until_ready()
     assert str(caught.value) == ("launch: the process that forks ranks did not start: "
                                  "ImportError: broken on purpose")
     assert set(psutil.Process().children()) == before
@@ -347,13 +347,38 @@ def test_a_server_that_crashes_at_its_start_is_one_sentence(tmp_path, monkeypatc
     (tmp_path / "cloudpickle.py").write_text("import os; os.kill(os.getpid(), 11)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="did not start: it was killed by SIGSEGV"):
-        ForkServer()
+        ForkServer().wait_until_ready()
+
+
+def test_a_server_that_was_started_early_serves_the_first_launch(tmp_path):
+    script = write(tmp_path / "early.py", """
+        from ranklab import launch
+        from ranklab.engine.forkserver import SERVERS, start_fork_server
+        start_fork_server()
+        early, = SERVERS.values()
+        assert not early._is_ready
+        start_fork_server()
+        assert launch(len, "abc", ranks=2) == [3, 3]
+        assert [*SERVERS.values()] == [early]
+        """)
+    process = python_run(script, tmp_path)
+    assert process.wait(60) == 0
+
+
+def test_a_process_that_never_launches_does_not_wait_for_its_server(tmp_path):
+    script = write(tmp_path / "early.py", """
+        from ranklab.engine.forkserver import start_fork_server
+        start_fork_server()
+        """)
+    process = python_run(script, tmp_path)
+    assert process.wait(60) == 0
+    assert not alive(process.mark)
 
 
 def test_the_kernel_is_killed_while_the_server_starts(tmp_path):
     script = write(tmp_path / "starts.py", """
         from ranklab.engine.forkserver import ForkServer
-        ForkServer()
+        ForkServer().wait_until_ready()
         """)
     process = python_run(script, tmp_path)
     assert eventually(lambda: len(alive(process.mark)) == 2)  # the second is importing torch

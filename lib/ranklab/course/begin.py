@@ -11,6 +11,7 @@ from the lab's cells above. This needs a Jupyter kernel; elsewhere `begin` does 
 
 import builtins
 import re
+import sys
 
 from ranklab.course import labs, progress, spine
 from ranklab.course.cells import Statement, define, find_lab, needs, statements_of, to_bind
@@ -18,6 +19,7 @@ from ranklab.course.check import is_stub
 from ranklab.course.outline import first_open, is_passed, outline
 from ranklab.course.show import kernels_shell, notebooks_display
 from ranklab.course.status import status as table
+from ranklab.engine.forkserver import start_fork_server
 
 _sessions = []  # the one of this kernel, from `begin` on
 
@@ -32,6 +34,8 @@ def begin(stem):
         return
     from ranklab.magic import register
 
+    if sys.platform != "win32":
+        start_fork_server()  # the learner reads meanwhile; every lab soon launches
     register(shell)
     _sessions.append(Session(shell, stem))
     shell.events.register("pre_run_cell", _sessions[0].before)

@@ -23,7 +23,7 @@ SERVERS = {}  # by process: a forked copy of this process needs its own
 
 
 class ForkServer:
-    """A running server; `connect()` begins a launch."""
+    """A server that starts; after wait_until_ready(), connect() begins a launch."""
 
     def __init__(self):
         self.modules = set()  # modules of ranklab that ranks have imported
@@ -32,8 +32,8 @@ class ForkServer:
         self._lifeline, server_end = socket.socketpair()
         with server_end:
             self._process = self._fresh(server_end.fileno())
-        self._wait_until_ready()
-        atexit.register(self.close)
+        self._is_ready = False
+        atexit.register(self._end)
 
     def _fresh(self, lifeline):
         package_root = str(Path(__file__).parents[2])
@@ -49,8 +49,11 @@ class ForkServer:
             stderr=self._errors,
         )
 
-    def _wait_until_ready(self):
-        self._lifeline.settimeout(START_LIMIT)
+    def wait_until_ready(self):
+        """Wait until it has imported torch. Raises: RuntimeError that says why it did not start."""
+        if self._is_ready:
+            return
+        self._lifeline.settimeout(max(0.001, self._started + START_LIMIT - time.monotonic()))
         try:
             ready = self._lifeline.recv(1)
         except TimeoutError:
@@ -63,6 +66,7 @@ class ForkServer:
             raise RuntimeError(f"launch: the process that forks ranks did not start: "
                                f"{self._why_not()}")
         self._lifeline.settimeout(None)
+        self._is_ready = True
 
     def _why_not(self):
         self.close()
@@ -91,9 +95,14 @@ class ForkServer:
             pass
         return False
 
+    def _end(self):
+        if not self._is_ready:  # it would first import all of torch
+            self._process.kill()
+        self.close()
+
     def close(self):
         """End the server and all its ranks."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._end)
         self._lifeline.close()
         try:
             self._process.wait(timeout=2)
@@ -102,13 +111,26 @@ class ForkServer:
             self._process.wait()
 
 
-def fork_server() -> ForkServer:
-    """Return this process's server, which the first launch starts in about 3 s."""
+def start_fork_server():
+    """Start this process's server, unless there is one. It imports torch while the caller goes on.
+    """
     with ONE_AT_A_TIME:
-        server = SERVERS.get(os.getpid())
-        if server and not server.is_alive():
+        if os.getpid() not in SERVERS:
+            SERVERS[os.getpid()] = ForkServer()
+
+
+def fork_server() -> ForkServer:
+    """Return this process's server, ready to fork; the first one takes about 3 s to start."""
+    start_fork_server()
+    with ONE_AT_A_TIME:
+        server = SERVERS[os.getpid()]
+        try:
+            server.wait_until_ready()
+        except BaseException:
+            del SERVERS[os.getpid()]
+            raise
+        if not server.is_alive():
             server.close()
-            server = None
-        if not server:
             server = SERVERS[os.getpid()] = ForkServer()
+            server.wait_until_ready()
         return server

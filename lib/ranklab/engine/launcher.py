@@ -9,7 +9,7 @@ import threading
 
 from ranklab.engine import in_place, sharing, ship
 from ranklab.engine.worker_group import WorkerGroup
-from ranklab.engine.forkserver import fork_server
+from ranklab.engine.forkserver import fork_server, start_fork_server
 from ranklab.engine.output import Output
 from ranklab.engine.rank import Job
 from ranklab.engine.report import RankError
@@ -57,6 +57,7 @@ def launch(fn, *args, ranks=None, nodes=1, timeout=60, stream=False, stall=5,
         return in_place.run(fn, args, ranks, nodes, timeout, rehearse, share_gpu)
     if sys.platform == "win32":
         raise RuntimeError("launch needs Linux or macOS: on Windows, run this course inside WSL")
+    start_fork_server()  # it imports torch, and meanwhile so does this process
     _import_torch()
     ranks = ranks or default_ranks()
     if ranks % nodes:
