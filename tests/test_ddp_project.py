@@ -20,7 +20,7 @@ from ranklab.projects.ddp.training import new_trainer, open_data
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
-TINY = replace(project.LAPTOP, model="resnet18", width=4, images=44, held_out=7, batch_per_rank=4,
+TINY = replace(project.LAPTOP, model="resnet18", width=8, images=44, held_out=7, batch_per_rank=4,
                epochs=3, warmup_epochs=1, log_every=1)
 
 

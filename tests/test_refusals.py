@@ -103,7 +103,7 @@ REFUSED = {
         --data /nonexistent | there is no folder
         --ranks 3 --scaling | 3 ranks can't share it evenly
         --images 3 --ranks 2 | 3 images are less than one step
-        --width 0 | width=0 must be at least 1
+        --width 0 | width=0 must be at least 8
         --model resnet20 | invalid choice
         --workers -1 | workers=-1 must be at least 0
         --profile {folder} | is no name for a file

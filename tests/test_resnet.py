@@ -14,7 +14,7 @@ BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 
 
 def resnet(**changes):
     torch.manual_seed(0)
-    return ResNet(ResNetConfig(**{"depth": 18, "classes": 10, "width": 4, **changes}))
+    return ResNet(ResNetConfig(**{"depth": 18, "classes": 10, "width": 8, **changes}))
 
 
 def on_meta(depth):
@@ -122,7 +122,7 @@ def test_every_parameter_is_trained_and_the_loss_falls(norm):
 @pytest.mark.parametrize("changes, sentence", [
     ({"depth": 20}, "depth=20 must be one of 18, 34, 50, 101"),
     ({"classes": 0}, "classes=0 must be at least 1"),
-    ({"width": 0}, "width=0 must be at least 1"),
+    ({"width": 4}, "width=4 must be at least 8"),
     ({"norm": "layer"}, "norm='layer' must be one of 'batch', 'group'"),
     ({"norm": "group", "width": 24}, "width=24 must divide or be a multiple of 16"),
 ])

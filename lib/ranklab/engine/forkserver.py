@@ -87,6 +87,8 @@ class ForkServer:
         return connection
 
     def is_alive(self) -> bool:
+        if not self._is_ready:
+            return True  # or wait_until_ready() says why not
         try:  # it never sends; a dying process closes this before wait() can see its end
             self._lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -121,16 +123,11 @@ def start_fork_server():
 
 def fork_server() -> ForkServer:
     """Return this process's server, ready to fork; the first one takes about 3 s to start."""
-    start_fork_server()
     with ONE_AT_A_TIME:
-        server = SERVERS[os.getpid()]
-        try:
-            server.wait_until_ready()
-        except BaseException:
-            del SERVERS[os.getpid()]
-            raise
+        server = SERVERS.pop(os.getpid(), None) or ForkServer()
         if not server.is_alive():
             server.close()
-            server = SERVERS[os.getpid()] = ForkServer()
-            server.wait_until_ready()
+            server = ForkServer()
+        server.wait_until_ready()  # one that can't start is not asked again
+        SERVERS[os.getpid()] = server
         return server

@@ -14,6 +14,9 @@ STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 
 BOTTLENECK = 50  # from this depth on a block is a bottleneck
 NORMS = ("batch", "group")
 PER_GROUP = 16  # channels in a group, for group norm
+# With fewer, the process dies on a CPU without AVX-512: oneDNN 3.12 (torch 2.13) writes outside of
+# its memory in the backward of a 1 x 1 convolution with stride 2, in channels-last.
+LEAST_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -28,9 +31,9 @@ class ResNetConfig:
     def __post_init__(self):
         if self.depth not in STAGES:
             raise ValueError(f"depth={self.depth} must be one of {', '.join(map(str, STAGES))}")
-        for name in ("classes", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, least in (("classes", 1), ("width", LEAST_WIDTH)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.norm not in NORMS:
             raise ValueError(f"norm={self.norm!r} must be one of {', '.join(map(repr, NORMS))}")
         if self.norm == "group" and self.width % PER_GROUP and PER_GROUP % self.width:

@@ -14,7 +14,7 @@ from ranklab.ddp import compress_fp16_hook, diagnose
 from ranklab.engine import device, is_main_process, launch
 from ranklab.engine.report import count_ranks
 from ranklab.meter import Timeline, merged_trace
-from ranklab.models.resnet import STAGES, ResNet, ResNetConfig
+from ranklab.models.resnet import LEAST_WIDTH, STAGES, ResNet, ResNetConfig
 from ranklab.projects.authors import authors
 from ranklab.projects.command import LAUNCH_LIMIT, ranks_to_come
 from ranklab.projects.ddp.image_trainer import ImageConfig, ImageTrainer
@@ -32,7 +32,7 @@ class Config(ImageConfig):
     data: str | None = option(None, "a folder with train/<class>/ and val/<class>/; by default "
                               "made-up images", kind=existing_folder)
     model: str = option("resnet50", "which ResNet", MODELS)
-    width: int = option(64, "channels of the first layer", least=1)
+    width: int = option(64, "channels of the first layer", least=LEAST_WIDTH)
     norm: str = option("batch", "batch, or group: the same for any number of ranks",
                        ("batch", "group"))
     image: int = option(224, "pixels along each side", least=1)
