@@ -2,10 +2,12 @@
 read the result; no other module counts ranks in a node.
 """
 
-import functools
 from dataclasses import dataclass
 
-from ranklab.planner.plan import Span, span
+from ranklab.planner.plan import Span
+
+
+_PLACEMENTS = {}  # sizes of the axes, of a node and of an island: the Placement
 
 
 @dataclass(frozen=True)
@@ -30,19 +32,19 @@ class Placement:
 
 
 def place(plan, machine):
-    """Return the Placement of a plan on a machine."""
-    return _place(plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.sharders, plan.outermost,
-                  machine.node, machine.island)
+    """Return the Placement of a plan on a machine: once for all plans with these groups."""
+    key = (plan.tp, plan.cp, plan.dp, plan.pp, plan.ep, plan.sharders, plan.outermost,
+           machine.node, machine.island)
+    if key not in _PLACEMENTS:
+        _PLACEMENTS[key] = _placed(plan, machine)
+    return _PLACEMENTS[key]
 
 
-@functools.lru_cache(maxsize=4096)  # the plans of a search differ in other things, too
-def _place(tp, cp, dp, pp, ep, sharders, outermost, node, island):
-    ranks = {"tensor": tp, "context": cp, "expert": ep, "pipeline": pp, "weights": dp * cp,
-             "shard": sharders}
-    spans = {axis: span(axis, number, tp, cp, dp, pp, outermost, node, island)
-             for axis, number in ranks.items()}
-    same_experts = max(1, dp * cp * tp // ep)
+def _placed(plan, machine):
+    spans = {axis: plan.span(axis, machine)
+             for axis in ("tensor", "context", "expert", "pipeline", "weights", "shard")}
+    same_experts = max(1, plan.copies * plan.tp // plan.ep)
     return Placement(
         **spans,
-        replicas=Span(*(max(1, number // sharders) for number in spans["weights"])),
-        expert_copies=Span(*(min(same_experts, number) for number in spans["weights"])))
+        replicas=Span(*(max(1, ranks // plan.sharders) for ranks in spans["weights"])),
+        expert_copies=Span(*(min(same_experts, ranks) for ranks in spans["weights"])))

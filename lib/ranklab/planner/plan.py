@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 TOOLS = ("megatron", "torchtitan", "deepspeed", "ours")
 RECOMPUTE = ("none", "selective", "operators", "full")
-RANKS = {"tensor": "tp", "context": "cp", "data": "dp", "pipeline": "pp", "expert": "ep",
-         "weights": "copies", "shard": "sharders"}  # of an axis: the attribute with their number
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2")
 
 
@@ -144,31 +142,27 @@ class Plan:
         """Return the Span of a group of this axis. "weights": the ranks with the same share of the
         weights (data and context); "shard": the ranks that share sharded states.
         """
-        return span(axis, getattr(self, RANKS[axis]), self.tp, self.cp, self.dp, self.pp,
-                    self.outermost, machine.node, machine.island)
+        sizes = {"tensor": self.tp, "context": self.cp, "data": self.dp, "pipeline": self.pp}
+        group = (axis,) if axis in sizes else ("context", "data")
+        ranks = {"expert": self.ep, "weights": self.copies, "shard": self.sharders}.get(
+            axis) or sizes[axis]
+        if ranks == 1:
+            return Span(1, 1, 1)
+        order = ["tensor", "context", "data", "pipeline"]  # neighbours first
+        if self.outermost == "data":
+            order[2:] = ["pipeline", "data"]
+        strides = dict(zip(order, itertools.accumulate((sizes[name] for name in order),
+                                                       operator.mul, initial=1)))
 
+        if axis == "expert":  # tensor ranks may share the experts as well
+            sizes["data"] = self.gpus
 
-@functools.lru_cache(maxsize=65536)  # the plans of a search differ in other things, too
-def span(axis, ranks, tp, cp, dp, pp, outermost, node, island):
-    """Return Plan.span of a group of so many ranks."""
-    if ranks == 1:
-        return Span(1, 1, 1)
-    sizes = {"tensor": tp, "context": cp, "data": dp, "pipeline": pp}
-    group = (axis,) if axis in sizes else ("context", "data")
-    order = ["tensor", "context", "data", "pipeline"]  # neighbours first
-    if outermost == "data":
-        order[2:] = ["pipeline", "data"]
-    strides = dict(zip(order, itertools.accumulate((sizes[name] for name in order),
-                                                   operator.mul, initial=1)))
+        def ranks_in(row):  # ranks of a group in the same `row` GPUs
+            product = math.prod(min(sizes[name], math.ceil(row / strides[name])) for name in group)
+            return max(1, min(ranks, product, math.ceil(row / strides[group[0]])))
 
-    if axis == "expert":  # tensor ranks may share the experts as well
-        sizes["data"] = dp * tp * pp * cp
-
-    def ranks_in(row):  # ranks of a group in the same `row` GPUs
-        product = math.prod(min(sizes[name], math.ceil(row / strides[name])) for name in group)
-        return max(1, min(ranks, product, math.ceil(row / strides[group[0]])))
-
-    return Span(ranks, ranks_in(node), ranks_in(island) if island else ranks)
+        return Span(ranks, ranks_in(machine.node),
+                    ranks_in(machine.island) if machine.island else ranks)
 
 
 @functools.cache

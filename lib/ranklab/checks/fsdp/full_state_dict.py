@@ -9,8 +9,8 @@ from torch import nn
 
 from ranklab.checks.fsdp.shard_parameter import chunk_of
 from ranklab.checks.prover import ALL, GROUPS, AtMost, Must, Proof, Slip, Stage, Told
-from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.checks.trial import gathered
+from ranklab.checks.zero.toys import Toy, is_there, seeded
 from ranklab.engine import device
 from ranklab.fsdp import FullyShardedBlock, Precision, full_state_dict
 from ranklab.fsdp.shards import sharded_modules, sharded_parameters

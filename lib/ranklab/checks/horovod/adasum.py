@@ -33,7 +33,6 @@ CASES = {  # x on the rank of these Ranks
     f"sizes={SIZES}": lambda ranks: _numbers(),
     LARGE: lambda ranks: torch.ones(4096),
 }
-OF_EIGHT = "17 numbers", "the last rank has zeros", "float64", f"sizes={SIZES}", LARGE
 RESULT, CHANGED = "the result", "x afterwards"
 SENT, WAITED = "bytes sent", "handles that nobody waited for"
 
@@ -107,7 +106,7 @@ ADASUM = Proof(
     Stage({"eight ranks, too": (),
            "each rank sends 2(R-1)/R of the vector, as a ring does, and a few dot products":
            (SENT,)},
-          _see, OF_EIGHT, (8,), oracle=by_definition),
+          _see, tuple(CASES), (8,), oracle=by_definition),
     mistakes=(
         # the coefficients
         Slip("Each coefficient subtracts only *half*: ab / (2 * aa).",
