@@ -16,6 +16,8 @@ STEMS  ?=
 # setup.py says so.
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PIP_NO_INPUT = 1
+# Python keeps its bytecode, or each process would compile torch and our modules again, 5 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A path may hold spaces, so make's own functions, which split at them, are of no use here.
 PY      = "$(VENV)/bin/python"

@@ -12,6 +12,8 @@ import sysconfig
 import pytest
 import rules
 
+from ranklab.engine.forkserver import MODULES
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Files that are too slow for `make check`, by how they begin or end.
@@ -94,6 +96,16 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_configure(config):
     if not config.pluginmanager.has_plugin("rules"):
         config.pluginmanager.register(rules, "rules")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_once(request):
+    """Ranks run functions of the test's file: what forks them imports it, and pytest with it, or
+    each rank would spend half of its time on that.
+    """
+    MODULES.add(request.module.__name__)
+    yield
+    MODULES.discard(request.module.__name__)
 
 
 @pytest.fixture

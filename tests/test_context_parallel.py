@@ -213,7 +213,8 @@ def _llama(ids):
 def test_transformers_llama_has_the_gradients_of_one_process():
     pytest.importorskip("transformers")
     ids = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(1))
-    for whole, shared in launch(_llama, ids, ranks=3, timeout=100):
+    for whole, shared in launch(_llama, ids, ranks=3, timeout=100,
+                                preload=["transformers.modeling_utils"]):
         for a, b in zip(whole, shared):
             torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-4)
 

@@ -314,12 +314,13 @@ def open_files():
     return found
 
 
-def test_the_system_will_not_start_more_processes():
+def test_the_system_will_not_start_more_processes(monkeypatch):
     """The answer of a server whose fork failed, from a stand-in."""
     mine, theirs = socket.socketpair()
     job = Job(2, 1, 60, 0, {}, "/", [], "/none")
     theirs.send(b'{"forked": 0, "error": "Cannot allocate memory"}\n')
-    stand_in = types.SimpleNamespace(connect=lambda: mine, modules=set())
+    monkeypatch.setattr("ranklab.engine.worker_group.MODULES", set())  # it imports nothing
+    stand_in = types.SimpleNamespace(connect=lambda: mine)
     ends = {os.readlink(f"/proc/self/fd/{end.fileno()}") for end in (mine, theirs)}
     before = open_files()
     with theirs, open(os.devnull) as store, pytest.raises(RuntimeError) as caught:

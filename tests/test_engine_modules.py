@@ -13,10 +13,10 @@ from conftest import ROOT
 
 import ranklab
 from ranklab import launch
-from ranklab.engine.forkserver import fork_server
+from ranklab.engine.forkserver import MODULES, fork_server
 from ranklab.engine.modules import Modules
 
-LARGE = "ranklab.hybrid", "ranklab.checks.hybrid", "ranklab.checks.collectives", "ranklab.data"
+LARGE = "hybrid", "checks.hybrid", "checks.collectives", "data"
 EDITED = """
 from pathlib import Path
 import ranklab
@@ -40,29 +40,45 @@ if __name__ == "__main__":
 
 
 def loaded(name, then=()):
-    was_there = name in sys.modules
+    """Return whether ranklab.<name> is there, then import others. The call names none of them."""
+    was_there = f"ranklab.{name}" in sys.modules
     for each in then:
-        importlib.import_module(each)
+        importlib.import_module(f"ranklab.{each}")
     return was_there
 
 
 def test_what_ranks_import_is_there_in_the_next_launch():
-    name = "ranklab.baseline.fragmentation"
+    name = "baseline.fragmentation"
     fork_server().close()  # a fresh one: tests of another file may have wanted the same
+    MODULES.clear()
     assert launch(loaded, name, (name,), ranks=2) == [False, False]
     assert launch(loaded, name, ranks=2) == [True, True]
-    assert launch(loaded, "ranklab.plots.style", ("ranklab.plots.style",), ranks=1) == [False]
-    assert launch(loaded, "ranklab.plots.style", ranks=1) == [False], "it has matplotlib"
+    assert launch(loaded, "plots.style", ("plots.style",), ranks=1) == [False]
+    assert launch(loaded, "plots.style", ranks=1) == [False], "it has matplotlib"
+
+
+def test_what_a_call_names_no_rank_imports():
+    from ranklab.plots import style
+    from ranklab.zero.stages import ZeroStage2
+
+    fork_server().close()
+    MODULES.clear()
+    launch(lambda: print(ZeroStage2, style), ranks=1)
+    assert "ranklab.zero.stages" not in MODULES, "a rank would have told of it"
+    assert launch(loaded, "zero.stages", ranks=1) == [True]
+    assert launch(loaded, "plots.style", ranks=1) == [False], "it has matplotlib"
 
 
 def test_a_rank_that_raises_tells_too_what_it_has_imported():
+    name = "baseline.streams"
+
     def fail():
-        importlib.import_module("ranklab.baseline.streams")
+        importlib.import_module(f"ranklab.{name}")
         raise KeyError
 
     with pytest.raises(RuntimeError):
         launch(fail, ranks=1)
-    assert launch(loaded, "ranklab.baseline.streams", ranks=1) == [True]
+    assert launch(loaded, name, ranks=1) == [True]
 
 
 def test_the_server_keeps_one_thread():

@@ -280,4 +280,4 @@ def test_transformers_models_have_the_gradients_of_one_process(family):
     pytest.importorskip("transformers")
     ids = torch.randint(64, (4, 12), generator=torch.Generator().manual_seed(1))
     assert all(launch(_transformers, family, ids, ranks=3 if family == "Mixtral" else 2,
-                      timeout=100))
+                      timeout=100, preload=["transformers.modeling_utils"]))

@@ -768,7 +768,9 @@ def llama_losses(batch):
 
 
 if importlib.util.find_spec("transformers"):
-    for ranks, text in enumerate(launch(lambda: [*llama_losses(tokens % 250)], ranks=2)[0], 1):
+    heavy = ["transformers.modeling_utils"]  # imported once, and not on each rank
+    texts = launch(lambda: [*llama_losses(tokens % 250)], ranks=2, preload=heavy)[0]
+    for ranks, text in enumerate(texts, start=1):
         print(f"Llama, ranks to a layer: {ranks}, {text}")
 
 # %% [markdown]

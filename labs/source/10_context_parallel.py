@@ -580,7 +580,8 @@ def llama_losses(ids):
 
 
 if importlib.util.find_spec("transformers"):
-    print(launch(lambda: llama_losses(tokens.to(device()) % 250), ranks=4)[0])
+    heavy = ["transformers.modeling_utils"]  # imported once, and not on each rank
+    print(launch(lambda: llama_losses(tokens.to(device()) % 250), ranks=4, preload=heavy)[0])
 
 # %% [markdown]
 # torch has its own `context_parallel` (`torch.distributed.tensor.experimental`, 2.13). It needs a GPU's attention kernels and raises on a CPU, so we do not run it here. Megatron-LM's is in Transformer Engine: `--context-parallel-size`, and `--cp-comm-type` with `p2p` (a ring), `a2a` (Ulysses), `all_gather`, or `a2a+p2p`, which is both. For `a2a+p2p` it also demands `--hierarchical-context-parallel-sizes 8 4`: here 8 ranks trade heads, and 4 form a ring.

@@ -604,7 +604,8 @@ def mixtral():
 
 
 if importlib.util.find_spec("transformers"):
-    print(launch(mixtral, ranks=4)[1])
+    heavy = ["transformers.modeling_utils"]  # imported once, and not on each rank
+    print(launch(mixtral, ranks=4, preload=heavy)[1])
 
 # %% [markdown]
 # In Megatron-LM you write `--num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8`, with `--moe-router-load-balancing-type aux_loss` (`seq_aux_loss` counts in each sequence, as here), `--moe-router-pre-softmax` for Switch's weights, and `--moe-expert-capacity-factor`, counted over a rank's tokens. If you combine expert and tensor parallelism, it demands sequence parallelism (`MoELayer` raises without it).

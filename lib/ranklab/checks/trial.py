@@ -115,8 +115,6 @@ def on_ranks(trial, *args, ranks, nodes=1, timeout=LIMIT, preload=()):
     """
     exercise = _under_test.get()
     answer = exercise and (exercise.answer.__module__, exercise.name)
-    if exercise:  # one import, in the process that forks ranks
-        preload = exercise.module, *preload
     where = "on 1 rank" if ranks == 1 else f"on {ranks} ranks"
     try:
         call = ship.dumps_call(trial, args)

@@ -20,13 +20,13 @@ ENVIRON = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS
            "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
 ONE_AT_A_TIME = threading.Lock()  # two threads may launch at once
 SERVERS = {}  # by process: a forked copy of this process needs its own
+MODULES = set()  # of ranklab, which ranks have imported: a server imports them before it forks
 
 
 class ForkServer:
     """A server that starts; after wait_until_ready(), connect() begins a launch."""
 
     def __init__(self):
-        self.modules = set()  # modules of ranklab that ranks have imported
         self._started = time.monotonic()
         self._errors = tempfile.TemporaryFile()
         self._lifeline, server_end = socket.socketpair()

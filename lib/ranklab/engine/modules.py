@@ -1,16 +1,25 @@
 """Ranklab's modules in the process that forks ranks: imported once, and again after an edit.
 
-A rank that imports the library itself spends more time on that than on anything else. So each
-launch reports what its ranks have imported, and the server imports it before the next launch.
+A rank that imports the library itself spends more time on that than on anything else. So the
+server imports what a call names before it forks, and before the next launch what ranks imported.
 """
 
 import contextlib
 import importlib
 import itertools
 import os
+import re
 import sys
 
 from ranklab.engine.cheap_forks import cheap_forks
+
+BEGINNING = 1 << 20  # bytes of a call; tensors come later
+
+
+def named_in(call):
+    """List the ranklab modules of this process that a pickled call names: ranks need them, too."""
+    names = {each.decode() for each in re.findall(rb"ranklab(?:\.\w+)+", call[:BEGINNING])}
+    return [name for name in names if name in sys.modules and not _is_heavy(name)]
 
 
 def imported(since=0):

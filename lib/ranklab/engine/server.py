@@ -47,6 +47,7 @@ PRELOAD = (
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
+    "torch.distributed.optim",  # DDP's constructor wants it
     "torch._dynamo",
     "ranklab.engine.rehearse",
 )

@@ -8,7 +8,8 @@ import signal
 import socket
 import time
 
-from ranklab.engine import sharing, ship, stall, verdict
+from ranklab.engine import modules, sharing, ship, stall, verdict
+from ranklab.engine.forkserver import MODULES
 from ranklab.engine.rank import STARVED
 from ranklab.engine.rank_handle import RankHandle
 from ranklab.engine.report import RanksInterrupted
@@ -22,7 +23,7 @@ CAUSE_LIMIT = 5.0  # more seconds, while all failures so far are only lost peers
 
 SMALLEST_STEP = 0.1  # second: a limit does not grow by less
 
-PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
+PRELOAD_LIMIT = 180.0  # seconds to import what ranks will need, from a cold disk
 START_LIMIT = 60.0  # seconds until all ranks are up; only then does the learner's time begin
 
 # How long a launch may hold a cell after its `timeout`, at most: 5 s if it hangs or returns
@@ -43,7 +44,6 @@ class WorkerGroup:
     def __init__(self, server, job, call, store, output, stall=None, preload=(), watch=None):
         self.connection = server.connect()
         self.lines = Lines(self.connection)
-        self.modules = server.modules
         self.job = job
         self.call = call
         self.store = store  # the file in which the ranks meet
@@ -71,14 +71,11 @@ class WorkerGroup:
         return self
 
     def _preload(self):
-        """Let the server import the caller's `preload` and what earlier ranks have imported."""
-        names = [*self.preload, *self.modules]
+        """Let the server import `preload`, what the call names and earlier ranks have imported."""
+        names = [*self.preload, *{*modules.named_in(self.call), *MODULES}]
         if names:
             self.lines.request({"preload": names})
-        if self.preload:  # heavy ones, perhaps
             self.lines.wait_for("preloaded", PRELOAD_LIMIT)
-        elif names:
-            self.lines.wait_for("preloaded")
 
     def _start(self, rank, job_fd):
         report_file = ship.scratch_file()
@@ -268,7 +265,7 @@ class WorkerGroup:
         return all(h.exit_code is not None for h in self.handles)
 
     def __exit__(self, kind, error, tb):
-        self.modules.update(self.handles[0].modules)
+        MODULES.update(self.handles[0].modules)
         try:
             for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none reports another's death
                 for handle in self.handles:
