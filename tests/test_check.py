@@ -559,5 +559,5 @@ def test_a_check_that_takes_long_says_where_it_is(monkeypatch):
 def test_every_answer_can_be_called():
     """A check's file has its exercise's name: the package's attribute could be the module."""
     for stem in labs.written():
-        for exercise in labs.checks_of(stem).EXERCISES:
-            assert callable(exercise.answer), exercise.answer
+        for each in labs.checks_of(stem).EXERCISES:
+            assert callable(each.answer), each.answer

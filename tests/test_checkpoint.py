@@ -132,7 +132,7 @@ def saved_by(layout, folder):
 
 def loaded_by(layouts, folder):
     """For each layout: whether all pieces of this rank are those of one process."""
-    right, same = Parallel(), []
+    same = []
     for layout in layouts:
         model, optimizer = trained(1, steps=0)
         parallel = LAYOUTS[layout]()

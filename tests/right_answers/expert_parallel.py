@@ -46,7 +46,7 @@ def load_balance_loss__by_bincount(logits, chosen):
 
 
 def dispatch_tokens__rank_by_rank(x, chosen, n_experts, group=None):
-    R, (N, k) = dist.get_world_size(group), chosen.shape
+    R, k = dist.get_world_size(group), chosen.shape[1]
     if n_experts % R:
         raise ValueError(f"{n_experts} experts, {R} ranks")
     each = n_experts // R

@@ -180,8 +180,8 @@ def grade(item, reply):
 def _ask_open(item):
     read("  Answer aloud, as in the interview; then press Enter. > ")
     print(plain(item.answer, "      ") + "\n\n  The points of a good answer:")
-    for number, point in enumerate(item.rubric, 1):
-        print(plain(f"{number}. {point}", "    "))
+    for line, point in enumerate(item.rubric, 1):
+        print(plain(f"{line}. {point}", "    "))
     points = len(item.rubric)
     while True:
         reply = read(f"  How many of the {points} did you make? > ")

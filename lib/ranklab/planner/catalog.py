@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from ranklab.planner.hf_config import of_config, read_config  # of_config: for others
+from ranklab.planner.hf_config import of_config, read_config  # noqa: F401 of_config: for others
 from ranklab.planner.machine import Machine, machine
 from ranklab.planner.model import Model
 

@@ -2,8 +2,6 @@
 expects: nothing
 ranks: 2
 """
-import copy
-
 import torch
 import torch.distributed as dist
 import torch.nn as nn

@@ -198,7 +198,7 @@ def by_torch_on_shards(weights, momenta, shapes, lr, weight_decay=0.1, group=Non
 
 def gathered_in_any_order(weights, momenta, shapes, lr, weight_decay=0.1, group=None):
     """Put this rank's rows first."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    ranks = dist.get_world_size(group)
     for weight, momentum, (m, n) in zip(weights, momenta, shapes):
         padded = momentum.new_zeros(-(-m // ranks), n)
         padded[: len(momentum)] = momentum
