@@ -163,6 +163,15 @@ def test_import_is_light():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_checks_come_without_torchs_dtensor():
+    """It brings sympy, and each notebook's first check would wait a second for it."""
+    code = ("import importlib, sys\nfrom ranklab.course import labs\n"
+            "for stem in labs.written(): labs.checks_of(stem)\n"
+            "print([m for m in ('torch.distributed.tensor', 'sympy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 def test_the_planner_needs_neither_torch_nor_numpy():
     """`ranklab plan` starts at once, and a browser has none of them."""
     code = ("import sys, ranklab.formulas, ranklab.planner.live, ranklab.projects.planner.plan\n"
