@@ -322,7 +322,7 @@ def find_straggler(seconds, threshold=1.2, recent=32):
     A rank is slow if it takes more than `threshold` times as long as a typical rank in the same
     step, in more than half of the last `recent` steps. So there is no alarm for noise, for an
     occasional pause (garbage collection, a checkpoint), or for a step in which all ranks are
-    slow.
+    slow. The slowest has the largest median of its time over the typical one's.
     At most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
     seconds: (steps, ranks), each rank's time until it reached the step's collective; not modified.
     Raises: ValueError if `seconds` does not have two dimensions, or is empty.
@@ -520,8 +520,8 @@ print(launch(lambda: health_check(BadCable(times=1)).links, ranks=4)[0])
 def silent_corruption(parameters, group=None):
     """Return {name: [rank, ...]} of the parameters whose bits are not equal on all ranks.
 
-    The list has the ranks that differ from the majority. If at most half of the ranks are equal, as
-    when two ranks differ, it is [], because nobody knows which one is right.
+    The list has the ranks, numbered in the group, that differ from the majority. If at most half
+    of the ranks are equal, as when two ranks differ, it is []: nobody knows which one is right.
     The result is the same on every rank, and {} if all bits are equal.
     parameters: {name: tensor}, the same names in the same order on all ranks. Tensors may have any
         dtype, contain NaN, and be strided or empty.
@@ -559,14 +559,15 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
 
     "go on"      if the loss is finite, and not far above the losses of the `window` steps before
     "skip"       otherwise: leave this batch out
-    "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
-                 back to a checkpoint before them, and leave their batches out
-    "Far above" means by more than `limit` times the usual spread of these losses, which equals
-    their standard deviation if there are no spikes.
+    "roll back"  if it is such a loss and the `patience` - 1 before it are, too, so skipping did not
+                 help: go back to a checkpoint before them, and leave their batches out
+    "Far above" means above their middle by more than `limit` times their usual spread, which
+    equals the standard deviation if there are no spikes.
     Falling losses and low ones are not spikes.
     Earlier spikes, and losses that are not finite, do not hide a new spike.
-    In a row of spikes the `window` steps are those before the row.
-    A rise by 1% of abs(loss) is not a spike, however steady the losses were.
+    The `window` steps end before the last `patience` losses, so that a row of spikes is not
+    judged by itself.
+    A rise by 1% of abs(middle) is not a spike, however steady the losses were.
     Among the first 20 losses every finite one is good, because they fall steeply.
     losses: a list of floats, not modified.
     """

@@ -19,8 +19,8 @@ from ranklab.engine import device
 def silent_corruption(parameters, group=None):
     """Return {name: [rank, ...]} of the parameters whose bits are not equal on all ranks.
 
-    The list has the ranks that differ from the majority. If at most half of the ranks are equal, as
-    when two ranks differ, it is [], because nobody knows which one is right.
+    The list has the ranks, numbered in the group, that differ from the majority. If at most half
+    of the ranks are equal, as when two ranks differ, it is []: nobody knows which one is right.
     The result is the same on every rank, and {} if all bits are equal.
     parameters: {name: tensor}, the same names in the same order on all ranks. Tensors may have any
         dtype, contain NaN, and be strided or empty.

@@ -14,14 +14,15 @@ def loss_spike(losses, window=64, limit=6.0, patience=3):
 
     "go on"      if the loss is finite, and not far above the losses of the `window` steps before
     "skip"       otherwise: leave this batch out
-    "roll back"  if it is the last of `patience` such losses in a row, so skipping did not help: go
-                 back to a checkpoint before them, and leave their batches out
-    "Far above" means by more than `limit` times the usual spread of these losses, which equals
-    their standard deviation if there are no spikes.
+    "roll back"  if it is such a loss and the `patience` - 1 before it are, too, so skipping did not
+                 help: go back to a checkpoint before them, and leave their batches out
+    "Far above" means above their middle by more than `limit` times their usual spread, which
+    equals the standard deviation if there are no spikes.
     Falling losses and low ones are not spikes.
     Earlier spikes, and losses that are not finite, do not hide a new spike.
-    In a row of spikes the `window` steps are those before the row.
-    A rise by 1% of abs(loss) is not a spike, however steady the losses were.
+    The `window` steps end before the last `patience` losses, so that a row of spikes is not
+    judged by itself.
+    A rise by 1% of abs(middle) is not a spike, however steady the losses were.
     Among the first 20 losses every finite one is good, because they fall steeply.
     losses: a list of floats, not modified.
     Lab: 14

@@ -11,7 +11,7 @@ def find_straggler(seconds, threshold=1.2, recent=32):
     A rank is slow if it takes more than `threshold` times as long as a typical rank in the same
     step, in more than half of the last `recent` steps. So there is no alarm for noise, for an
     occasional pause (garbage collection, a checkpoint), or for a step in which all ranks are
-    slow.
+    slow. The slowest has the largest median of its time over the typical one's.
     At most half of the ranks are slow. Of two ranks, the slower one is compared with the other.
     seconds: (steps, ranks), each rank's time until it reached the step's collective; not modified.
     Raises: ValueError if `seconds` does not have two dimensions, or is empty.

@@ -211,7 +211,7 @@ SPLITS = {"as in the lab": {}, "all have saved": {"first": 4}, "rank 0 goes firs
           "no rank has saved, except in the last step": {"every": 5, "stop": 5, "first": 0},
           "a stop between saves": {"stop": 7, "first": 1}}
 NEWEST_OF_ALL = "Which is the newest state that all ranks have saved, and is it still there?"
-A_NEWER_ONE = "All ranks have a newer state than this one."
+A_NEWER_ONE = "All ranks of the group have a newer state than this one."
 FROM_ZERO = "Start from zero only if there is no state that all ranks have."
 OF_ONE_STEP = ("but not with the state that the ranks had then: every rank needs the rows and the "
                "momentum of that step.")
@@ -225,10 +225,11 @@ def check_split_digits(split_digits):
         right = saved - every if saved == stop and first < run.size else saved
         for place, result in enumerate(run.found):
             start = stop + len(one["losses"]) - len(result["losses"])
-            too_new = (f"The lost rank does not have step {start}: the break comes before it "
-                       f"saves that step. {NEWEST_OF_ALL}")
-            expect(start == right,
-                   f"{run.at(place)}: it continues from step {start}, not {right}",
+            too_new = (f"With a save every {every} steps the lost rank does not have step {start}: "
+                       f"the break comes before it saves. {NEWEST_OF_ALL} `losses` keeps those of "
+                       "the steps that are lost.")
+            expect(start == right, f"{run.at(place)}: it returns {len(result['losses'])} losses, "
+                   f"as if it continued from step {start}, not {right}",
                    too_new if start > right else A_NEWER_ONE if start else FROM_ZERO)
         run.equal({"losses": one["losses"][:stop] + one["losses"][right:]},
                   hint=f"It continues from step {right}, {OF_ONE_STEP}")

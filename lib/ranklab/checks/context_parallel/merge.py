@@ -148,6 +148,7 @@ MERGE = Proof(
              (NEW_LSE, "torch.logaddexp(lse, other_lse, out=lse)"), ("(part -", "part.sub_("),
              (f"return {SUM}, total",
               "return out.mul_(weight).add_(other_weight * other), lse.copy_(total)"),
+             (f"return {SUM}", "return out.mul_(weight).add_(other_weight * other)"),
              (f"return {SUM}", f"other_lse.sub_(lse)\n    return {SUM}")),
         Slip(FINITE, (NEW_LSE, "torch.log(lse.exp() + other_lse.exp())"),
              (WEIGHT, "(part.exp() / total.exp())"), exp_first),

@@ -302,8 +302,8 @@ BACKWARD = Proof(
               f"dk, dv = {HOME}", "dk, dv = own\n    grad_hop and grad_hop.wait()")),
         Slip("dk and dv are sums over the queries of all ranks, not means: do not divide by R.",
              ("return dq, dk, dv", "return dq, dk / R, dv / R")),
-        Slip("The gradients' last hop is missing: after R steps, a block's gradients are on the "
-             "rank before its owner.",
+        Slip("After R steps a block's gradients are on the rank before its owner. In each of the R "
+             "steps add this rank's part first, then send.",
              ("Hop(gradients, group) if R > 1", "Hop(gradients, group) if step < R - 1")),
         Slip("Wait for the last hop: it brings the gradients home.", (HOME, "gradients")),
         Slip("Return dq, dk, dv, in this order.", ("return dq, dk, dv", "return dq, dv, dk"),
@@ -340,7 +340,8 @@ BACKWARD = Proof(
              ("Hop(gradients, group)", "Hop(gradients)")),
         Slip(ALONE,
              ("Hop(gradients, group) if R > 1 else None", "Hop(gradients, group)")),
-        Slip(NOWHERE, (HOP, "hop = Hop(block, group) if R > 1 else None")),
+        Slip("R - 1 hops are enough for k and v, because the last block is not passed on, and R "
+             "for their gradients.", (HOP, "hop = Hop(block, group) if R > 1 else None")),
         Slip(TYPE, (STACK, f"{STACK}.float()")),
         Slip(GATHERED, all_reduced),
     ), hints=(

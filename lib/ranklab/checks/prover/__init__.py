@@ -17,7 +17,7 @@
 
 A mistake is an edit of the answer, or a function, with one sentence. The sentence is said where the
 learner's function shows the very same as the mistake does, on all ranks: so a hint is never a
-guess. Where no mistake fits, the verdict holds facts only: what is seen, what is right, and what is
+guess. (Where the same is only a few numbers or words, it says so.) Where no mistake fits, the verdict holds facts only: what is seen, what is right, and what is
 special about the case.
 
     observe.py  what a function shows in a stage: on ranks, in groups, or in this process
@@ -30,11 +30,11 @@ special about the case.
     proof.py    the check: stages in order, then the mistake that explains the first difference
 """
 
-from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Told
+from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Told, Traced
 from ranklab.checks.prover.observe import ALL, GROUPS, Ranks, Stage
 from ranklab.checks.prover.proof import Proof
 from ranklab.checks.prover.refusal import must_refuse
 from ranklab.checks.prover.slips import Slip
 
 __all__ = ["ALL", "GROUPS", "Agree", "AtMost", "InAll", "Must", "Proof", "Ranks", "Slip", "Stage",
-           "Told", "must_refuse"]
+           "Told", "Traced", "must_refuse"]

@@ -57,6 +57,16 @@ class Told(NamedTuple):
     tell: Callable
 
 
+class Traced(NamedTuple):
+    """A value, and what else the function did there: not judged, but few values tell mistakes apart.
+
+    trace  a number; None where the value is right
+    """
+
+    value: Any
+    trace: Any
+
+
 @dataclass(frozen=True)
 class Raised:
     """An exception of the function. Another message is right, another class is not."""
@@ -188,8 +198,8 @@ def is_alike(stage, x, y):
 
 
 def plain(value):
-    """Return a value without its way of being told."""
-    return value.value if isinstance(value, Told) else value
+    """Return a value without its way of being told, and without its trace."""
+    return plain(value.value) if isinstance(value, Told | Traced) else value
 
 
 def _is_number(value):

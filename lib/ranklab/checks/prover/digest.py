@@ -8,13 +8,16 @@ import zlib
 
 import torch
 
-from ranklab.checks.prover.compare import Agree, AtMost, InAll, Must, Raised, plain, value_at
+from ranklab.checks.prover.compare import (
+    Agree, AtMost, InAll, Must, Raised, Told, Traced, value_at,
+)
 from ranklab.checks.trial import rounding
 
 DIFFERENCES = 6  # of a mistake, that are kept: more are not needed to tell it from others
 RANKS = 3        # and of each so many ranks
 ITEMS = 8        # of a list, each for itself; of a longer one as of a tensor
 TEXT = 200       # characters
+LITTLE, NAME = 4, 40  # numbers or words in all; characters of a word
 FINE, COARSE = 1e-4, 2e-2  # two digests are alike, in float32 and wider, and in 16 bits
 CHANCE = re.compile(r"""      # of an error's text: what another run or another torch has not
     \[[EWF]\d{3}\ .*?\]         # when and where C++ logged it
@@ -42,9 +45,27 @@ def ranks_kept(ranks):
     return ranks if len(ranks) <= RANKS else [*ranks[:RANKS - 1], ranks[-1]]
 
 
+def tells_little(items):
+    """Return whether so little differs in these items of a difference that a mistake that no table
+    knows may show the same: a few whole numbers, words or names.
+    """
+    numbers = [number for *_, values in items for number in _flat(values[0])]
+    return len(numbers) <= LITTLE and all(
+        isinstance(number, bool | int | None) or isinstance(number, str) and len(number) < NAME
+        for number in numbers)
+
+
+def _flat(value):
+    if not isinstance(value, list):
+        return [value]
+    return [number for each in value for number in _flat(each)]
+
+
 def of_value(value):
     """Return what is kept of one value: of a tensor its type, its shape and four numbers."""
-    value = plain(value[0] if isinstance(value, Agree | Must) else value)
+    value = value[0] if isinstance(value, Agree | Must | Told) else value
+    if isinstance(value, Traced):
+        return [of_value(value.value), of_value(value.trace)]
     if isinstance(value, torch.Tensor):
         return _of_tensor(value)
     if isinstance(value, AtMost | InAll):
@@ -154,4 +175,8 @@ def explains(mistake, difference, target, stage):
         return 0  # it is wrong where target is right
     tolerance = tolerance_of(stage)
     same = [any(is_alike(x, y, tolerance) for y in items) for x in target[1]]
-    return sum(same) + (number == target[0]) / 2 if same[0] else 0  # of equal fits, the whole one
+    is_whole = number == target[0] and all(same)
+    shared = [item for item, is_same in zip(target[1], same) if is_same]
+    if not same[0] or not is_whole and all(tells_little([item]) for item in shared):
+        return 0
+    return sum(same) + (number == target[0]) / 2  # of equal fits, the whole one

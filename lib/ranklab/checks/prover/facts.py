@@ -34,6 +34,8 @@ def fact(stage, results, right, step, name, rank):
         return f"{where}: {name} differs from that of rank {members[0]} in its last bits"
     if isinstance(due, Must):
         got, due = got if isinstance(got, Must) else (got, due.be)
+        if due is True and isinstance(got, str):  # Must(is_same or "changed", True)
+            return f"{where}: {name}: {got}"
     telling = next((each for each in (due, got) if isinstance(each, Told)), None)
     got, due = plain(got), plain(due)
     if telling and (text := telling.tell(got, due)):

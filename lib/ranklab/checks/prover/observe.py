@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ranklab.checks.exercise import Mistake
 from ranklab.checks.prover.compare import (
-    RAISED, Agree, AtMost, InAll, Must, Raised, Seen, Told, is_apart, is_right,
+    RAISED, Agree, AtMost, InAll, Must, Raised, Seen, Told, Traced, is_apart, is_right,
 )
 from ranklab.checks.trial import on_ranks
 from ranklab.engine import device, ship
@@ -204,7 +204,7 @@ def _kept(value):
         return value.detach().cpu().clone()
     if isinstance(value, dict):
         return {name: _kept(each) for name, each in value.items()}
-    if isinstance(value, Told):
+    if isinstance(value, Told | Traced):
         return value._replace(value=_kept(value.value))
     if isinstance(value, Agree):
         return Agree(_kept(value.tensor))

@@ -11,6 +11,7 @@ from ranklab.checks.prover.facts import fact
 from ranklab.checks.prover.observe import observe, unpacked
 from ranklab.checks.prover.slips import edited
 
+LIKE = "A mistake that shows just this: "  # where a few numbers or words are all that is seen
 _RIGHT = {}  # (Stage, number of ranks): what is right there, packed
 
 
@@ -124,4 +125,7 @@ class Proof(Exercise):
                   for says, programs in tables.load(self).get(self.key(stage, ranks), {}).items()}
         most = max(scores.values(), default=0)
         best = [says for says, score in scores.items() if score == most > 0]
-        return best[0] if len(best) == 1 else ""
+        if len(best) != 1:
+            return ""
+        is_little = not isinstance(target[0], str) and digest.tells_little(target[1])
+        return LIKE * is_little + best[0]

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ranklab.checks.prover import Must, Proof, Slip, Stage, Told
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Told, Traced
+from ranklab.checks.resilience.edge import edge
 from ranklab.resilience.lemons import JobRecord, lemon_nodes, make_job_log
 
 NAMES, KIND = "the nodes that are named", "what it returns"
@@ -72,8 +73,18 @@ def _see(fn, case):
     before = [*log]
     named = fn(log, **case.options)
     names = sorted(named) if isinstance(named, set | frozenset) else named  # a set has no order
-    yield {KIND: Must(_kind(named), "a list of str"), NAMES: Told(names, _apart),
+    yield {KIND: Must(_kind(named), "a list of str"), 
+           NAMES: Told(Traced(names, _chance(fn, case, named)), _apart),
            "the log afterwards": Must(log == before or "changed", True)}
+
+
+def _chance(fn, case, named):
+    """Return the power of ten of the false alarms at which a wrong node is named, or not."""
+    if fn is one_after_another or case in REFUSED or _kind(named) != "a list of str":
+        return None
+    wrong = sorted({*named} ^ {*one_after_another(case.log(), **case.options)})
+    return [edge(lambda power: name in fn([*case.log()], 10**power), -30, 1, rounds=18)
+            for name in wrong[:1]] or None
 
 
 def _kind(named):
@@ -163,6 +174,8 @@ LEMONS = Proof(
               "failures[job.failed or job.nodes[0]] += 1")),
         Slip("Nodes that have never failed also belong in the rate. Without them every node seems "
              "normal.", ("healthy = days.keys()", "healthy = failures.keys()")),
+        Slip("Count node-days: the days of a job once for each of its nodes.",
+             (RATE, "sum(failures[node] for node in healthy) / sum(job.days for job in log)")),
         Slip("Divide all failures by all node-days. A mean of the nodes' own rates gives one day "
              "of a new node as much weight as a year of an old one.",
              (RATE, "statistics.fmean(failures[node] / days[node] for node in healthy)"),

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Traced
+from ranklab.checks.resilience.edge import edge
 from ranklab.resilience import loss_spike
 
 GO, SKIP, BACK = "go on", "skip", "roll back"
@@ -128,7 +129,10 @@ def _see(fn, case):
     losses = [*case.begin(), *case.end]
     before = repr(losses)
     word = fn(losses, **case.options)
-    yield {label: Must(word, case.right),
+    # What is wrong in one word may be wrong for many reasons: where is the bound?
+    bound = None if word == case.right else edge(
+        lambda loss: fn([*case.begin(), *case.end[:-1], loss], **case.options) == GO, -100, 100)
+    yield {label: Must(Traced(word, bound), case.right),
            "`losses` afterwards": Must("as before" if repr(losses) == before else "changed",
                                        "as before")}
 
@@ -218,6 +222,8 @@ SPIKE = Proof(
               "statistics.pstdev(usual)")),
         Slip("This looks at all losses. Only the last `window` steps count: a loss that was usual "
              "long ago is a spike now.", (USUAL, "losses[:-patience]")),
+        Slip("Far from what? Measure from the median of the usual losses, not from the last one.",
+             (BOUND, BOUND.replace("middle + max", "usual[-1] + max"))),
         Slip("A few losses don't show the usual spread: take the `window` losses before the ones "
              "being judged.", (USUAL, "losses[-patience - 1:-patience]"),
              (USUAL, "losses[-patience - 4:-patience]")),

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import torch
 
-from ranklab.checks.prover import Must, Proof, Slip, Stage
+from ranklab.checks.prover import Must, Proof, Slip, Stage, Traced
+from ranklab.checks.resilience.edge import edge
 from ranklab.resilience import find_straggler
 
 EVERY = slice(None)
@@ -60,9 +61,19 @@ def _turns(slow):
 def _see(fn, case):
     seconds = case.seconds()
     slow = fn(seconds, **case.options)
+    name = "the list of false alarms" if case in QUIET else "the list of slow ranks"
     yield {"what it returns": Must(_kind(slow), "a list of int"),
-           "the list of false alarms" if case in QUIET else "the list of slow ranks": slow,
+           name: Traced(slow, _thresholds(fn, case, slow)),
            "`seconds` afterwards": Must(torch.equal(seconds, case.seconds()) or "changed", True)}
+
+
+def _thresholds(fn, case, slow):
+    """Return the threshold up to which each wrong rank is slow: one list has many reasons."""
+    if fn is by_counting or isinstance(case, Shape) or _kind(slow) != "a list of int":
+        return None
+    wrong = sorted({*slow} ^ {*by_counting(case.seconds(), **case.options)})
+    return [edge(lambda threshold: rank in fn(case.seconds(), **case.options | {
+        "threshold": threshold}), 0.1, 100) for rank in wrong[:2]] or None
 
 
 def _kind(slow):
@@ -139,6 +150,8 @@ STRAGGLER = Proof(
              (OVER, "(seconds / usual).mean(dim=0)")),
         Slip("One long pause is enough to make this large. " + MOST,
              (OVER, "(seconds / usual).amax(dim=0)")),
+        Slip("It need not be slow in every step. " + MOST,
+             (KEPT, "[rank for rank in order if (seconds > threshold * usual).all(dim=0)[rank]]")),
         Slip("This looks only at the last step. " + MOST, (OVER, "(seconds / usual)[-1]")),
         Slip(OF_STEP, (OVER, "seconds.mean(dim=0) / seconds.mean()"),
              (OVER, "seconds.sum(dim=0) / seconds.sum(dim=0).median()"),
@@ -157,10 +170,11 @@ STRAGGLER = Proof(
         Slip("A rank that is slow in less than half of the steps is not a straggler: take the "
              "median over the steps.",
              (OVER, "(seconds / usual).quantile(0.7, dim=0)")),
-        Slip("A straggler is slow in more than half of the steps, not in exactly half: take the "
-             "lower of the two middle values.",
+        Slip("A rank is slow in exactly half of the last `recent` steps, and that is not more than "
+             "half. The newest step counts; of two middle values take the lower.",
              (OVER, "(seconds / usual).quantile(0.5, dim=0)"),
-             (OVER, '(seconds / usual).quantile(0.5, dim=0, interpolation="higher")')),
+             (OVER, '(seconds / usual).quantile(0.5, dim=0, interpolation="higher")'),
+             (LAST, LAST.replace("-recent:", "-recent - 1:-1"))),
         Slip("Compare each rank's seconds with the other ranks' in the same step, not with its own "
              "in other steps.",
              (USUAL, "seconds.median(dim=0, keepdim=True).values")),
