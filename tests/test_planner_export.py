@@ -83,6 +83,22 @@ def test_megatrons_text_is_bash_with_the_stages_of_the_plan():
         megatron_arguments(LLAMA, replace(PLAN, precision="int4"))
 
 
+@pytest.mark.parametrize("plan, most, numbers", [
+    (Plan(dp=6, tp=2), 8, (2, 6)), (Plan(dp=5, tp=2), 8, (2, 5)), (Plan(dp=20), 8, (4, 5)),
+    (Plan(dp=16), 8, (2, 8)), (Plan(dp=3), 8, (1, 3)), (Plan(dp=3), 1, (3, 1))])
+def test_torchrun_starts_as_many_processes_as_the_plan_has_gpus(plan, most, numbers):
+    said = megatron_arguments(LLAMA, plan, most)
+    found = re.search(r"torchrun (?:--nnodes (\d+) )?--nproc-per-node (\d+)", said).groups()
+    assert tuple(int(number or 1) for number in found) == numbers
+    assert numbers[0] * numbers[1] == plan.gpus
+    assert ("whole nodes of 8" in said) == (numbers[1] in (5, 6))
+    assert ("tensor ranks are on two nodes" in said) == (numbers == (2, 5))
+    with pytest.raises(ValueError, match="11 GPUs can't be divided evenly over nodes of 8"):
+        megatron_arguments(LLAMA, Plan(pp=11))
+    assert "--nnodes 3 --rdzv-endpoint $HEAD:29500 --nproc-per-node 4" in hybrid_command(
+        GPT, Plan(dp=6, tp=2), 5)
+
+
 def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
     plan = replace(PLAN, zero=3, shard=4, virtual=2, schedule="interleaved")
     said = tomllib.loads(torchtitan_toml(LLAMA, plan))

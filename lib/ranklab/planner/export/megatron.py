@@ -8,6 +8,7 @@ TransformerConfig accepted 89 such texts on a CPU, with Transformer Engine mocke
 import itertools
 from dataclasses import replace
 
+from ranklab.planner.export.nodes import nodes_differ, nodes_of
 from ranklab.planner.plan import Plan
 
 PRECISIONS = {  # in addition to --bf16
@@ -24,24 +25,25 @@ def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, m
 
     more     options that a Model does not know, as [(option, its purpose, whether it is given)]
     differs  more sentences
-    Raises ValueError for a precision that Megatron-LM does not support.
+    Raises ValueError for a precision that Megatron-LM does not support, and as nodes_of.
     Lab: 13
     """
     if plan.precision not in PRECISIONS:
         raise ValueError(f"precision={plan.precision!r} is not one of {', '.join(PRECISIONS)}")
-    nodes, per_node = -(-plan.gpus // per_node), min(per_node, plan.gpus)
+    nodes, each = nodes_of(plan, per_node)
     in_order = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2  # kernels start in Python's order
     options = [(option, why) for option, why, holds in [
         *shape_options(model, plan, rotary_base, dropout),
         *(expert_options(model, plan) if model.experts else ()), *layout_options(plan),
         *work_options(model, plan), *more] if holds]
     return "\n".join([
-        *(f"# {sentence}" for sentence in [*differs, *megatron_differs(model, plan)]),
+        *(f"# {sentence}" for sentence in [
+            *differs, *nodes_differ(plan, per_node), *megatron_differs(model, plan)]),
         "options=(", *(f"    {option:54}  # {why}" for option, why in options), ")",
         *["# on each node; HEAD is the first one's name"] * (nodes > 1),
         *["CUDA_DEVICE_MAX_CONNECTIONS=1 \\"] * in_order,
-        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-endpoint $HEAD:29500 \\"
-        if nodes > 1 else f"torchrun --nproc-per-node {per_node} \\",
+        f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-endpoint $HEAD:29500 \\"
+        if nodes > 1 else f"torchrun --nproc-per-node {each} \\",
         '    pretrain_gpt.py "${options[@]}" "$@"'])
 
 
