@@ -91,8 +91,8 @@ def test_torchrun_starts_as_many_processes_as_the_plan_has_gpus(plan, most, numb
     found = re.search(r"torchrun (?:--nnodes (\d+) )?--nproc-per-node (\d+)", said).groups()
     assert tuple(int(number or 1) for number in found) == numbers
     assert numbers[0] * numbers[1] == plan.gpus
-    assert ("whole nodes of 8" in said) == (numbers[1] in (5, 6))
-    assert ("tensor ranks are on two nodes" in said) == (numbers == (2, 5))
+    assert ("do not fill nodes of 8" in said) == (numbers[1] in (5, 6))
+    assert ("tensor ranks on two nodes" in said) == (numbers == (2, 5))
     with pytest.raises(ValueError, match="11 GPUs can't be divided evenly over nodes of 8"):
         megatron_arguments(LLAMA, Plan(pp=11))
     assert "--nnodes 3 --rdzv-endpoint $HEAD:29500 --nproc-per-node 4" in hybrid_command(

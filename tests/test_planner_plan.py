@@ -13,6 +13,7 @@ from ranklab.formulas.muon import muon_cost
 from ranklab.planner import published
 from ranklab.planner.catalog import MODELS, find_node, of_config
 from ranklab.planner.cost import bill, price_of
+from ranklab.planner.export.nodes import host_gpus
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.mixed import mixed_plans, mixed_step, search_mixed
@@ -261,6 +262,20 @@ def test_files_are_written_and_a_dry_run_counts(tmp_path, capsys):
     held = re.search(r"^held +([\d,]+) +([\d,]+)$", said, re.M).groups()
     formula, counted = (float(each.replace(",", "")) for each in held)
     assert counted == pytest.approx(formula, rel=0.15) and "ranklab.sh" in said
+
+
+def written(folder, capsys, *words):
+    """Run `ranklab plan ... --write folder`; return ({name of a file: its text}, the output)."""
+    assert not main(["plan", *words, "--write", str(folder)])
+    return {path.name: path.read_text() for path in folder.iterdir()}, capsys.readouterr().out
+
+
+def test_torchrun_is_called_on_each_tray_of_a_rack(tmp_path, capsys):
+    files, _ = written(tmp_path, capsys, "--model", "llama-8b", "--gpus", "72", "--batch", "144",
+                       "--on", "gb300-nvl72", "--tool", "megatron")
+    assert "--nnodes 18 --nproc-per-node 4 " in files["megatron.sh"]
+    assert [host_gpus(find_node(name)) for name in ("gb200-nvl72", "h100-dgx", "l4-pcie")] == [
+        4, 8, 4]
 
 
 def test_muon_saves_a_moment_and_adds_two_parts(capsys):

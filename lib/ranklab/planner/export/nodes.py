@@ -1,4 +1,14 @@
-"""How many processes torchrun starts on each node: as many on each, and as many as GPUs in all."""
+"""How many processes torchrun starts on each node: the same number on each, one for each GPU."""
+
+HOST_GPUS = {"GB200": 4, "GB300": 4}  # of a compute tray, which has an operating system of its own
+# (docs.nvidia.com/enterprise-reference-architectures/nvl72-ai-factory, components)
+
+
+def host_gpus(machine):
+    """Return the GPUs of one operating system, where torchrun is called once: of an NVL72's tray,
+    and otherwise of a node.
+    """
+    return min(machine.node, HOST_GPUS.get(machine.family, machine.node))
 
 
 def nodes_of(plan, most):
@@ -16,6 +26,7 @@ def nodes_of(plan, most):
 def nodes_differ(plan, most):
     """Return sentences on the nodes that are not whole; none if torchrun uses whole nodes."""
     nodes, each = nodes_of(plan, most)
-    crossing = ", so that some tensor ranks are on two nodes" if each % plan.tp else ""
-    return [f"The prediction is for whole nodes of {most} GPUs. Here {each} are used on each of "
-            f"{nodes}{crossing}."] * (nodes > 1 and each < most)
+    crossing = " and puts tensor ranks on two nodes" if each % plan.tp else ""
+    return [f"{plan.gpus} GPUs do not fill nodes of {most}: torchrun starts {each} on each of "
+            f"{nodes}{crossing}, which the prediction does not count in."] * (
+                nodes > 1 and each < most)

@@ -5,6 +5,7 @@ from pathlib import Path
 from ranklab.planner.export import (
     deepspeed_differs, deepspeed_json, megatron_arguments, torchtitan_function, torchtitan_toml,
 )
+from ranklab.planner.export.nodes import host_gpus
 
 
 def write_plans(folder, model, layouts, machine):
@@ -32,7 +33,7 @@ def write_plans(folder, model, layouts, machine):
 def texts(model, plan, machine):
     """Return {name of a file: its text} for the tool of the plan."""
     if plan.tool == "megatron":
-        return {"megatron.sh": megatron_arguments(model, plan, machine.node)}
+        return {"megatron.sh": megatron_arguments(model, plan, host_gpus(machine))}
     if plan.tool == "torchtitan":
         return {"torchtitan.toml": torchtitan_toml(model, plan),
                 "torchtitan_planned.py": torchtitan_function(model, plan)}
@@ -40,7 +41,7 @@ def texts(model, plan, machine):
         return {"deepspeed.json": deepspeed_json(model, plan)}
     from ranklab.planner.export.hybrid import hybrid_command  # here: it needs torch
 
-    return {"ranklab.sh": hybrid_command(model, plan, machine.node)}
+    return {"ranklab.sh": hybrid_command(model, plan, host_gpus(machine))}
 
 
 def dry_run(model, plan):
