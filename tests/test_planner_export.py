@@ -21,6 +21,7 @@ from ranklab.planner.hybrid_jobs import hybrid_job
 from ranklab.planner.machine import machine
 from ranklab.planner.space import layouts
 from ranklab.projects.hybrid.config import parse_shape
+from ranklab.projects.planner.files import with_header
 
 LLAMA, GPT = MODELS["llama-8b"], Model(8, 256, 8, 1024, 512, tied=True)
 PLAN = Plan(dp=4, tp=2, pp=2, cp=2, sequence=8192, micro_batch=2, micro_batches=8, zero=1,
@@ -112,6 +113,12 @@ def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
     alone = tomllib.loads(torchtitan_toml(LLAMA, replace(plan, pp=1, virtual=1)))
     assert alone["training"]["local_batch_size"] == 2  # the rest is gradient accumulation
     assert "none is this one" in torchtitan_toml(GPT, plan)
+    for name in ("qwen3-30b-a3b", "gpt-oss-120b", "llama-8b"):  # the first two have no pipeline
+        first = torchtitan_toml(MODELS[name], plan).partition("\n")[0]
+        assert ("0.2.2 has no pipeline" in first) == (name != "llama-8b")
+        assert "no pipeline" not in torchtitan_function(MODELS[name], plan)
+    assert "no pipeline" not in torchtitan_toml(
+        MODELS["gpt-oss-120b"], replace(plan, pp=1, virtual=1))
     compile(torchtitan_function(LLAMA, plan), "plan.py", "exec")
 
 
@@ -120,6 +127,7 @@ def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
 def test_deepspeed_takes_its_config(change):
     plan = replace(PLAN, tp=1, cp=1, sequence_parallel=False, **change)
     text = deepspeed_json(LLAMA, plan)
+    text = with_header("deepspeed.json", text, ["A note."])
     read = read_by_deepspeed(json.loads(text), plan.dp)
     assert read.zero_optimization_stage == plan.zero and read.bfloat16_config.enabled
     assert (read.train_batch_size, read.gradient_accumulation_steps) == (plan.batch, 8)

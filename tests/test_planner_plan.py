@@ -278,6 +278,28 @@ def test_torchrun_is_called_on_each_tray_of_a_rack(tmp_path, capsys):
         4, 8, 4]
 
 
+def test_only_files_of_an_earlier_plan_are_replaced(tmp_path, capsys):
+    files, _ = written(tmp_path, capsys, *SMALL)
+    assert set(files) == {"megatron.sh", "torchtitan.toml", "torchtitan_planned.py",
+                          "deepspeed.json"}
+    assert written(tmp_path, capsys, *SMALL)[0] == files
+    (tmp_path / "deepspeed.json").write_text("{}")
+    (tmp_path / "megatron.sh").unlink()
+    with pytest.raises(SystemExit):
+        main(["plan", *SMALL, "--write", str(tmp_path)])
+    assert f"{tmp_path}/deepspeed.json is there and was not written" in capsys.readouterr().err
+    assert not (tmp_path / "megatron.sh").exists()
+
+
+def test_what_files_lack_is_said_in_them_and_on_the_terminal(tmp_path, capsys):
+    files, said = written(tmp_path, capsys, *SMALL, "--precision", "fp8", "--optimizer", "muon")
+    words = "Not in the files: --precision fp8 and --optimizer muon."
+    assert words in said and all(words in text for text in files.values())
+    assert "debugmodel takes its place" not in said
+    _, said = written(tmp_path, capsys, "--params", "13e9", *SMALL[2:])
+    assert "debugmodel takes its place" in said and "Not in the files" not in said
+
+
 def test_muon_saves_a_moment_and_adds_two_parts(capsys):
     model, plan = MODELS["llama-8b"], Plan(dp=16, zero=1)
     shapes = matrices(model)
