@@ -100,6 +100,25 @@ def test_torchrun_starts_as_many_processes_as_the_plan_has_gpus(plan, most, numb
         GPT, Plan(dp=6, tp=2), 5)
 
 
+@pytest.mark.parametrize("layers, windowed, words", [
+    (36, 18, "--window-size 127,0 --window-attn-skip-freq 2"),  # gpt-oss
+    (62, 52, "--window-size 127,0 --window-attn-skip-freq 6"),  # Gemma 3
+    (32, 32, "--window-size 127,0"), (24, 22, "22 of 24 layers have windows"), (32, 0, "")])
+def test_windows_of_the_prediction_are_megatrons(layers, windowed, words):
+    model = replace(LLAMA, layers=layers, window=128, windowed=windowed)
+    said = megatron_arguments(model, replace(PLAN, cp=4))
+    options = [line.partition("#")[0].strip() for line in said.splitlines()
+               if line.strip().startswith("--")]
+    assert " ".join(option for option in options if "window" in option) == (
+        words if words.startswith("--") else "")
+    assert words in said or words.startswith("--")
+    assert ("cp-comm-type p2p" in said) == ("windows" not in said) == (windowed == 0)
+    assert ("cp-comm-type a2a" in said) == (windowed > 0)  # 8 heads for keys, tp 2, cp 4
+    assert "cp-comm-type p2p" in megatron_arguments(model, replace(PLAN, cp=4, sequence=128))
+    if windowed:
+        assert "cp-comm-type all_gather" in megatron_arguments(model, replace(PLAN, cp=8))
+
+
 def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
     plan = replace(PLAN, zero=3, shard=4, virtual=2, schedule="interleaved")
     said = tomllib.loads(torchtitan_toml(LLAMA, plan))

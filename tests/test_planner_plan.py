@@ -13,6 +13,7 @@ from ranklab.formulas.muon import muon_cost
 from ranklab.planner import published
 from ranklab.planner.catalog import MODELS, find_node, of_config
 from ranklab.planner.cost import bill, price_of
+from ranklab.planner.export import megatron_arguments
 from ranklab.planner.export.nodes import host_gpus
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
@@ -265,9 +266,12 @@ def test_files_are_written_and_a_dry_run_counts(tmp_path, capsys):
 
 
 def written(folder, capsys, *words):
-    """Run `ranklab plan ... --write folder`; return ({name of a file: its text}, the output)."""
+    """Run `ranklab plan ... --write folder`; return ({name of a file: its text}, the output as one
+    line).
+    """
     assert not main(["plan", *words, "--write", str(folder)])
-    return {path.name: path.read_text() for path in folder.iterdir()}, capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    return {path.name: path.read_text() for path in folder.iterdir()}, said
 
 
 def test_torchrun_is_called_on_each_tray_of_a_rack(tmp_path, capsys):
@@ -298,6 +302,10 @@ def test_what_files_lack_is_said_in_them_and_on_the_terminal(tmp_path, capsys):
     assert "debugmodel takes its place" not in said
     _, said = written(tmp_path, capsys, "--params", "13e9", *SMALL[2:])
     assert "debugmodel takes its place" in said and "Not in the files" not in said
+    assert "--add-qkv-bias (Qwen2.5)" in said and "--squared-relu" not in said
+    files, said = written(tmp_path, capsys, "--model", "gpt2-xl", *SMALL[2:], "--tool", "megatron")
+    assert "--squared-relu (Nemotron-4)" in said and "--squared-relu" in files["megatron.sh"]
+    assert "add --multi-latent-attention" in megatron_arguments(MODELS["deepseek-v3"], Plan(dp=8))
 
 
 def test_muon_saves_a_moment_and_adds_two_parts(capsys):

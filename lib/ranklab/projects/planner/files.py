@@ -8,6 +8,7 @@ from pathlib import Path
 from ranklab.planner.export import (
     deepspeed_differs, deepspeed_json, megatron_arguments, torchtitan_function, torchtitan_toml,
 )
+from ranklab.planner.export.megatron import model_unsaid
 from ranklab.planner.export.nodes import host_gpus
 
 FILES = {"megatron": ["megatron.sh"], "torchtitan": ["torchtitan.toml", "torchtitan_planned.py"],
@@ -69,7 +70,8 @@ def comments(text):
 def texts(model, plan, machine):
     """Return {name of a file: its text} for the tool of the plan."""
     if plan.tool == "megatron":
-        return {"megatron.sh": megatron_arguments(model, plan, host_gpus(machine))}
+        return {"megatron.sh": megatron_arguments(model, plan, host_gpus(machine),
+                                                  differs=model_unsaid(model))}
     if plan.tool == "torchtitan":
         return {"torchtitan.toml": torchtitan_toml(model, plan),
                 "torchtitan_planned.py": torchtitan_function(model, plan)}
