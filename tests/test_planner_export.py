@@ -21,6 +21,7 @@ from ranklab.planner.hybrid_jobs import hybrid_job
 from ranklab.planner.machine import machine
 from ranklab.planner.space import layouts
 from ranklab.projects.hybrid.config import parse_shape
+from ranklab.projects.planner.files import with_header
 
 LLAMA, GPT = MODELS["llama-8b"], Model(8, 256, 8, 1024, 512, tied=True)
 PLAN = Plan(dp=4, tp=2, pp=2, cp=2, sequence=8192, micro_batch=2, micro_batches=8, zero=1,
@@ -83,6 +84,41 @@ def test_megatrons_text_is_bash_with_the_stages_of_the_plan():
         megatron_arguments(LLAMA, replace(PLAN, precision="int4"))
 
 
+@pytest.mark.parametrize("plan, most, numbers", [
+    (Plan(dp=6, tp=2), 8, (2, 6)), (Plan(dp=5, tp=2), 8, (2, 5)), (Plan(dp=20), 8, (4, 5)),
+    (Plan(dp=16), 8, (2, 8)), (Plan(dp=3), 8, (1, 3)), (Plan(dp=3), 1, (3, 1))])
+def test_torchrun_starts_as_many_processes_as_the_plan_has_gpus(plan, most, numbers):
+    said = megatron_arguments(LLAMA, plan, most)
+    found = re.search(r"torchrun (?:--nnodes (\d+) )?--nproc-per-node (\d+)", said).groups()
+    assert tuple(int(number or 1) for number in found) == numbers
+    assert numbers[0] * numbers[1] == plan.gpus
+    assert ("do not fill nodes of 8" in said) == (numbers[1] in (5, 6))
+    assert ("tensor ranks on two nodes" in said) == (numbers == (2, 5))
+    with pytest.raises(ValueError, match="11 GPUs can't be divided evenly over nodes of 8"):
+        megatron_arguments(LLAMA, Plan(pp=11))
+    assert "--nnodes 3 --rdzv-endpoint $HEAD:29500 --nproc-per-node 4" in hybrid_command(
+        GPT, Plan(dp=6, tp=2), 5)
+
+
+@pytest.mark.parametrize("layers, windowed, words", [
+    (36, 18, "--window-size 127,0 --window-attn-skip-freq 2"),  # gpt-oss
+    (62, 52, "--window-size 127,0 --window-attn-skip-freq 6"),  # Gemma 3
+    (32, 32, "--window-size 127,0"), (24, 22, "22 of 24 layers have windows"), (32, 0, "")])
+def test_windows_of_the_prediction_are_megatrons(layers, windowed, words):
+    model = replace(LLAMA, layers=layers, window=128, windowed=windowed)
+    said = megatron_arguments(model, replace(PLAN, cp=4))
+    options = [line.partition("#")[0].strip() for line in said.splitlines()
+               if line.strip().startswith("--")]
+    assert " ".join(option for option in options if "window" in option) == (
+        words if words.startswith("--") else "")
+    assert words in said or words.startswith("--")
+    assert ("cp-comm-type p2p" in said) == ("windows" not in said) == (windowed == 0)
+    assert ("cp-comm-type a2a" in said) == (windowed > 0)  # 8 heads for keys, tp 2, cp 4
+    assert "cp-comm-type p2p" in megatron_arguments(model, replace(PLAN, cp=4, sequence=128))
+    if windowed:
+        assert "cp-comm-type all_gather" in megatron_arguments(model, replace(PLAN, cp=8))
+
+
 def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
     plan = replace(PLAN, zero=3, shard=4, virtual=2, schedule="interleaved")
     said = tomllib.loads(torchtitan_toml(LLAMA, plan))
@@ -96,6 +132,12 @@ def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
     alone = tomllib.loads(torchtitan_toml(LLAMA, replace(plan, pp=1, virtual=1)))
     assert alone["training"]["local_batch_size"] == 2  # the rest is gradient accumulation
     assert "none is this one" in torchtitan_toml(GPT, plan)
+    for name in ("qwen3-30b-a3b", "gpt-oss-120b", "llama-8b"):  # the first two have no pipeline
+        first = torchtitan_toml(MODELS[name], plan).partition("\n")[0]
+        assert ("0.2.2 has no pipeline" in first) == (name != "llama-8b")
+        assert "no pipeline" not in torchtitan_function(MODELS[name], plan)
+    assert "no pipeline" not in torchtitan_toml(
+        MODELS["gpt-oss-120b"], replace(plan, pp=1, virtual=1))
     compile(torchtitan_function(LLAMA, plan), "plan.py", "exec")
 
 
@@ -104,6 +146,7 @@ def test_torchtitan_is_told_of_the_mesh_and_the_micro_batches():
 def test_deepspeed_takes_its_config(change):
     plan = replace(PLAN, tp=1, cp=1, sequence_parallel=False, **change)
     text = deepspeed_json(LLAMA, plan)
+    text = with_header("deepspeed.json", text, ["A note."])
     read = read_by_deepspeed(json.loads(text), plan.dp)
     assert read.zero_optimization_stage == plan.zero and read.bfloat16_config.enabled
     assert (read.train_batch_size, read.gradient_accumulation_steps) == (plan.batch, 8)

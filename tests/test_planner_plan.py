@@ -13,6 +13,8 @@ from ranklab.formulas.muon import muon_cost
 from ranklab.planner import published
 from ranklab.planner.catalog import MODELS, find_node, of_config
 from ranklab.planner.cost import bill, price_of
+from ranklab.planner.export import megatron_arguments
+from ranklab.planner.export.nodes import host_gpus
 from ranklab.planner.failures import good_share_of
 from ranklab.planner.memory import memory_per_gpu
 from ranklab.planner.mixed import mixed_plans, mixed_step, search_mixed
@@ -261,6 +263,49 @@ def test_files_are_written_and_a_dry_run_counts(tmp_path, capsys):
     held = re.search(r"^held +([\d,]+) +([\d,]+)$", said, re.M).groups()
     formula, counted = (float(each.replace(",", "")) for each in held)
     assert counted == pytest.approx(formula, rel=0.15) and "ranklab.sh" in said
+
+
+def written(folder, capsys, *words):
+    """Run `ranklab plan ... --write folder`; return ({name of a file: its text}, the output as one
+    line).
+    """
+    assert not main(["plan", *words, "--write", str(folder)])
+    said = " ".join(capsys.readouterr().out.split())
+    return {path.name: path.read_text() for path in folder.iterdir()}, said
+
+
+def test_torchrun_is_called_on_each_tray_of_a_rack(tmp_path, capsys):
+    files, _ = written(tmp_path, capsys, "--model", "llama-8b", "--gpus", "72", "--batch", "144",
+                       "--on", "gb300-nvl72", "--tool", "megatron")
+    assert "--nnodes 18 --nproc-per-node 4 " in files["megatron.sh"]
+    assert [host_gpus(find_node(name)) for name in ("gb200-nvl72", "h100-dgx", "l4-pcie")] == [
+        4, 8, 4]
+
+
+def test_only_files_of_an_earlier_plan_are_replaced(tmp_path, capsys):
+    files, _ = written(tmp_path, capsys, *SMALL)
+    assert set(files) == {"megatron.sh", "torchtitan.toml", "torchtitan_planned.py",
+                          "deepspeed.json"}
+    assert written(tmp_path, capsys, *SMALL)[0] == files
+    (tmp_path / "deepspeed.json").write_text("{}")
+    (tmp_path / "megatron.sh").unlink()
+    with pytest.raises(SystemExit):
+        main(["plan", *SMALL, "--write", str(tmp_path)])
+    assert f"{tmp_path}/deepspeed.json is there and was not written" in capsys.readouterr().err
+    assert not (tmp_path / "megatron.sh").exists()
+
+
+def test_what_files_lack_is_said_in_them_and_on_the_terminal(tmp_path, capsys):
+    files, said = written(tmp_path, capsys, *SMALL, "--precision", "fp8", "--optimizer", "muon")
+    words = "Not in the files: --precision fp8 and --optimizer muon."
+    assert words in said and all(words in text for text in files.values())
+    assert "debugmodel takes its place" not in said
+    _, said = written(tmp_path, capsys, "--params", "13e9", *SMALL[2:])
+    assert "debugmodel takes its place" in said and "Not in the files" not in said
+    assert "--add-qkv-bias (Qwen2.5)" in said and "--squared-relu" not in said
+    files, said = written(tmp_path, capsys, "--model", "gpt2-xl", *SMALL[2:], "--tool", "megatron")
+    assert "--squared-relu (Nemotron-4)" in said and "--squared-relu" in files["megatron.sh"]
+    assert "add --multi-latent-attention" in megatron_arguments(MODELS["deepseek-v3"], Plan(dp=8))
 
 
 def test_muon_saves_a_moment_and_adds_two_parts(capsys):

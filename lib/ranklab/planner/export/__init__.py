@@ -2,6 +2,7 @@
 
     megatron.py  options of Megatron-LM
     others.py    configs of torchtitan and DeepSpeed
+    nodes.py     the processes of each node, for torchrun
     hybrid.py    the command of the course's own trainer, and a dry run of it; this one needs torch
 """
 

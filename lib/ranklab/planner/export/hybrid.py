@@ -6,6 +6,7 @@ from ranklab.hybrid import layout_traffic
 from ranklab.hybrid.counted import dry_run
 from ranklab.hybrid.legal import refuse_misfits
 from ranklab.meter import Memory
+from ranklab.planner.export.nodes import nodes_of
 from ranklab.planner.hybrid_jobs import hybrid_job
 from ranklab.planner.memory import GpuMemory, memory_per_gpu
 
@@ -18,8 +19,8 @@ def hybrid_command(model, plan, per_node=8, *options):
     Lab: 13
     """
     job, layout = hybrid_job(model, plan)
-    refuse_misfits(layout, job, per_node)
-    nodes, ranks = -(-layout.ranks // per_node), min(per_node, layout.ranks)
+    nodes, ranks = nodes_of(plan, per_node)
+    refuse_misfits(layout, job, ranks)
     rendezvous = f"--nnodes {nodes} --rdzv-endpoint $HEAD:29500 " if nodes > 1 else ""
     words = ",".join([f"{layout.dp}x{layout.tp}x{layout.pp}", *layout.words()])
     shape = "x".join(map(str, (model.layers, model.hidden, model.heads, plan.sequence,

@@ -3,17 +3,21 @@
 Names follow megatron/training/arguments.py and the dataclasses from which it makes options, in
 Megatron-LM core 0.20 (commit d98e8a6, August 2026). Its parser, validate_args and
 TransformerConfig accepted 89 such texts on a CPU, with Transformer Engine mocked; none was run.
+The options for windows were looked up in the same commit, and are in none of these texts.
 """
 
 import itertools
 from dataclasses import replace
 
+from ranklab.planner.export.nodes import nodes_differ, nodes_of
 from ranklab.planner.plan import Plan
 
 PRECISIONS = {  # in addition to --bf16
     "bf16": "", "fp8": "--fp8-format hybrid --fp8-recipe delayed",
     "fp8-rowwise": "--fp8-format hybrid --fp8-recipe tensorwise",
     "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8", "nvfp4": "--fp4-format e2m1"}
+CONTEXT = {"p2p": "a ring, during attention", "a2a": "each has some heads",
+           "all_gather": "each has all keys"}
 BACKENDS = {"flash": "flash", "tuned": "fused", "unfused": "unfused"}
 
 
@@ -24,24 +28,25 @@ def megatron_arguments(model, plan, per_node=8, rotary_base=None, dropout=0.0, m
 
     more     options that a Model does not know, as [(option, its purpose, whether it is given)]
     differs  more sentences
-    Raises ValueError for a precision that Megatron-LM does not support.
+    Raises ValueError for a precision that Megatron-LM does not support, and as nodes_of.
     Lab: 13
     """
     if plan.precision not in PRECISIONS:
         raise ValueError(f"precision={plan.precision!r} is not one of {', '.join(PRECISIONS)}")
-    nodes, per_node = -(-plan.gpus // per_node), min(per_node, plan.gpus)
+    nodes, each = nodes_of(plan, per_node)
     in_order = (plan.tp > 1 or plan.cp > 1) and plan.zero < 2  # kernels start in Python's order
     options = [(option, why) for option, why, holds in [
         *shape_options(model, plan, rotary_base, dropout),
-        *(expert_options(model, plan) if model.experts else ()), *layout_options(plan),
+        *(expert_options(model, plan) if model.experts else ()), *layout_options(model, plan),
         *work_options(model, plan), *more] if holds]
     return "\n".join([
-        *(f"# {sentence}" for sentence in [*differs, *megatron_differs(model, plan)]),
+        *(f"# {sentence}" for sentence in [
+            *differs, *nodes_differ(plan, per_node), *megatron_differs(model, plan)]),
         "options=(", *(f"    {option:54}  # {why}" for option, why in options), ")",
         *["# on each node; HEAD is the first one's name"] * (nodes > 1),
         *["CUDA_DEVICE_MAX_CONNECTIONS=1 \\"] * in_order,
-        f"torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-endpoint $HEAD:29500 \\"
-        if nodes > 1 else f"torchrun --nproc-per-node {per_node} \\",
+        f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-endpoint $HEAD:29500 \\"
+        if nodes > 1 else f"torchrun --nproc-per-node {each} \\",
         '    pretrain_gpt.py "${options[@]}" "$@"'])
 
 
@@ -54,6 +59,7 @@ def shape_options(model, plan, rotary_base, dropout):
         (f"--kv-channels {model.head_size}", "of a head", model.width != model.hidden),
         (f"--group-query-attention --num-query-groups {model.kv_heads}", "heads for keys",
          model.kv_heads != model.heads),
+        *window_options(model, plan),
         (f"--ffn-hidden-size {model.ffn}", "of the MLP", model.ffn > 0),
         ("--swiglu --normalization RMSNorm", "MLPs of three matrices, as Llama's", model.gated),
         (f"--seq-length {tokens} --max-position-embeddings {tokens}", "tokens", True),
@@ -65,6 +71,33 @@ def shape_options(model, plan, rotary_base, dropout):
         (f"--attention-dropout {dropout:g} --hidden-dropout {dropout:g}", "0.1 by default", True),
         ("--disable-bias-linear", "linear layers have no biases", True),
     ]  # fmt: skip
+
+
+def has_windows(model, plan):
+    """Return whether some layers see fewer tokens than a sequence has."""
+    return model.windowed > 0 and model.window < plan.sequence
+
+
+def full_every(model):
+    """Return n if one layer of each n, the last, may be the one that sees all tokens: only this n
+    gives as many of them as the Model has. 0: no n does, or several do, or all layers have windows.
+    """
+    found = [n for n in range(2, model.layers + 1)
+             if model.layers // n == model.layers - model.windowed]
+    return found[0] if len(found) == 1 else 0
+
+
+def window_options(model, plan):
+    """Return such options for sliding windows, if the layers that have them are known.
+
+    The window counts a token itself, --window-size only those before it: Megatron-LM's
+    examples/gptoss has 127,0 for a window of 128.
+    """
+    every, has = full_every(model), has_windows(model, plan)
+    return [
+        (f"--window-size {model.window - 1},0", "tokens before and after that a token sees",
+         has and (every > 0 or model.windowed == model.layers)),
+        (f"--window-attn-skip-freq {every}", f"1 layer in {every} sees all", has and every > 0)]
 
 
 def expert_options(model, plan):
@@ -91,14 +124,14 @@ def expert_options(model, plan):
     ]  # fmt: skip
 
 
-def layout_options(plan):
+def layout_options(model, plan):
     """Return such options for the layout of the ranks."""
-    copies = plan.copies // plan.sharders
+    copies, messages = plan.copies // plan.sharders, context_messages(model, plan)
     return [
         (f"--tensor-model-parallel-size {plan.tp}", "ranks that share each layer", True),
         ("--sequence-parallel", "between them, each has its tokens",
          plan.sequence_parallel and plan.tp > 1),
-        (f"--context-parallel-size {plan.cp} --cp-comm-type p2p", "a ring, during attention",
+        (f"--context-parallel-size {plan.cp} --cp-comm-type {messages}", CONTEXT[messages],
          plan.cp > 1),
         (f"--pipeline-model-parallel-size {plan.pp}", "what is left is data parallel", True),
         ("--use-tp-pp-dp-mapping", "data ranks lie furthest apart", plan.outermost == "data"),
@@ -111,6 +144,16 @@ def layout_options(plan):
         (f"--micro-batch-size {plan.micro_batch}", "sequences in one forward", True),
         (f"--global-batch-size {plan.batch}", "sequences in a step, over all ranks", True),
     ]  # fmt: skip
+
+
+def context_messages(model, plan):
+    """Return how context ranks talk: as in a ring, which the prediction is for, unless there are
+    windows. Transformer Engine refuses these with p2p, and a2a where context ranks do not divide
+    the heads for keys (its context_parallel.py, commit d0067d0).
+    """
+    if not has_windows(model, plan):
+        return "p2p"
+    return "all_gather" if max(1, model.kv_heads // plan.tp) % plan.cp else "a2a"
 
 
 def work_options(model, plan):
@@ -158,7 +201,16 @@ def stage_text(model, plan):
 
 def megatron_differs(model, plan):
     """Return sentences about the parts of the plan that these options do not express."""
+    windows = has_windows(model, plan)
+    some = f"{model.windowed} of {model.layers} layers have windows of {model.window} tokens"
     return [sentence for sentence, holds in [
+        (f"{some}. Compare them with --window-attn-skip-freq: their order is assumed.",
+         windows and full_every(model) > 0),
+        (f"{some}, and a plan does not know which: add --window-size {model.window - 1},0 and "
+         "--window-attn-skip-freq.",
+         windows and not full_every(model) and model.windowed < model.layers),
+        ("The prediction is for a ring of context ranks, which Transformer Engine refuses with "
+         "windows.", windows and plan.cp > 1),
         ("Its LayerNorms have biases.", not model.gated),
         (f"It has 1F1B and interleaving, not {plan.schedule}.",
          plan.schedule not in ("1f1b", "interleaved")),
@@ -174,9 +226,22 @@ def megatron_differs(model, plan):
         ("It scales FP8 by tensors, blocks or MX groups, not by rows.",
          plan.precision == "fp8-rowwise"),
         ("Its attention and MLP follow one another: they have no common input.", model.parallel),
-        ("Low-rank attention is --multi-latent-attention, with sizes that no Model has.",
-         model.attention_numbers > 0),
+        ("The attention here is plain; the model's is not. If it is low-rank (MLA), add "
+         "--multi-latent-attention and its sizes: --q-lora-rank, --kv-lora-rank, --qk-head-dim, "
+         "--qk-pos-emb-head-dim, --v-head-dim.", model.attention_numbers > 0),
     ] if holds] + unsaid(plan, "attended", "frozen", "graphs")
+
+
+def model_unsaid(model):
+    """Return [a sentence] on what a Model does not know, and its options."""
+    mine = ("--add-qkv-bias (Qwen2.5), --qk-layernorm (Qwen3), --rotary-base, --norm-epsilon"
+            if model.gated else
+            "--squared-relu (Nemotron-4), or learned positions and biases (GPT-3, OPT) by "
+            "--position-embedding-type learned_absolute and without --disable-bias-linear; ALiBi "
+            "(BLOOM) does not exist there")
+    sinks = ", --softmax-type learnable (gpt-oss)" if model.experts and model.gated else ""
+    return [f"A plan knows sizes only. Not said here, and yours to add if the model has it: {mine}"
+            f"{sinks}."]
 
 
 def unsaid(plan, *names):

@@ -33,7 +33,7 @@ from ranklab.planner.space import ADVISED
 from ranklab.projects.command import Command, refusals, save_figure
 from ranklab.projects.planner import table
 from ranklab.projects.planner.answer import answer, mixed_answer
-from ranklab.projects.planner.files import dry_run, write_plans
+from ranklab.projects.planner.files import dry_run, refuse_to_replace, write_plans
 
 watch = functools.partial(tqdm, desc="layouts", leave=False, disable=None)  # only on a terminal
 
@@ -75,7 +75,8 @@ def more(options, name, wish, source, layouts):
     lines = muon_lines(wish, layouts[0]) if options.optimizer == "muon" else []
     lines += fp8_lines(wish, layouts[0]) if options.precision == "fp8" else []
     lines += domain_lines(wish, layouts[0], options.domains)
-    lines += write_plans(options.write, wish.model, layouts, wish.machine) if options.write else []
+    if options.write:
+        lines += write_plans(options.write, wish.model, layouts, wish.machine, not_written(options))
     if options.html:
         Path(options.html).parent.mkdir(parents=True, exist_ok=True)
         Path(options.html).write_text(plan_page(around(name, wish, source)), encoding="utf-8")
@@ -86,6 +87,15 @@ def more(options, name, wish, source, layouts):
             raise ValueError("--dry-run counts in the course's own trainer: give --tool ours")
         lines += dry_run(wish.model, plan)
     return lines
+
+
+def not_written(options):
+    """Return a sentence on the options that are not in the files, if there are any."""
+    flags = [f"--{flag} {value}" for flag, value, usual in (
+        ("precision", options.precision, "bf16"), ("optimizer", options.optimizer, "adamw"))
+        if value != usual]
+    return [f"Not in the files: {' and '.join(flags)}. They are of the layout that is best in bf16 "
+            "with AdamW."] * bool(flags)
 
 
 def muon_lines(wish, best):
@@ -204,6 +214,8 @@ def kinds(text, gpus):
 def one_kind(name, wish, source, options):
     """Return the answer for one kind of GPU, as a dict; draw its picture if --plot is given."""
     limits = options.budget, options.deadline
+    if options.write:
+        refuse_to_replace(options.write, options.tool)
     if options.budget and not wish.price:
         raise ValueError(f"no price of {wish.machine.accelerator} is known: give --price")
     try:
