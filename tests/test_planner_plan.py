@@ -128,6 +128,44 @@ def test_a_refusal_is_a_sentence(capsys, argv, words):
     assert err.startswith("ranklab plan: ") and words in err and err.count("\n") == 1
 
 
+WHOLE = {name: value for name, value in vars(H100).items() if name != "watts"}
+
+
+@pytest.mark.parametrize("values, words", [
+    ({"network": 0}, "network=0 must be a number of bytes/s, from 1e5 to 1e16: an H100 has 5e10"),
+    ({"network": 400}, "network=400 must be a number of bytes/s"),
+    ({"network": None}, "network=null must be a number of bytes/s"),
+    ({"memory_bytes": "80GB"}, 'memory_bytes="80GB" must be a number of bytes'),
+    ({"memory_bytes": -80e9}, "memory_bytes=-80000000000.0 must be a number of bytes"),
+    ({"peak_flops": 989, "bf16": 700}, "peak_flops=989 must be a number of FLOP/s, from 1e7 to "
+                                       "1e17: an H100 has 9.89e14"),
+    ({"bf16": float("nan")}, "bf16=NaN must be a number of FLOP/s"),
+    ({"bf16": True}, "bf16=true must be a number of FLOP/s"),
+    ({"bf16": 14e14}, "bf16=1.4e15 FLOP/s of measured products is above the peak"),
+    ({"node": 0}, "node=0 must be a whole number, from 1 to 1e6: an H100 has 8"),
+    ({"node": 7.5}, "node=7.5 must be a whole number"),
+    ({"island": 256}, "island=256 needs far"),
+    ({"name": 3}, "name=3 must be a text"),
+    ({"gpus": 8}, "gpus is unknown; a node has accelerator, bf16, far"),
+    ({"accelerator": "K80", "fp4": ...}, "it lacks fp4, and 'K80' is no accelerator of the table"),
+    ({"accelerator": ..., "fp4": ..., "fp8": ...}, "it lacks fp8, fp4, and names no accelerator")])
+def test_a_node_file_that_is_wrong_is_a_sentence(values, words, capsys, tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps({name: value for name, value in {**WHOLE, **values}.items()
+                                if value is not ...}))
+    err = refused(capsys, "--model", "llama-8b", "--on", f"{path}:8")
+    assert err.startswith(f"ranklab plan: {path}: {words}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("field", [*WHOLE])
+def test_a_known_accelerator_fills_what_a_node_file_leaves_out(field, tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps({name: WHOLE[name] for name in WHOLE if name != field}))
+    watts = 0.0 if field == "accelerator" else H100.watts  # which WHOLE leaves out, too
+    expected = {"name": "node"} if field == "name" else {"accelerator": ""} if not watts else {}
+    assert find_node(str(path)) == dataclasses.replace(H100, watts=watts, **expected)
+
+
 def test_the_nearest_is_the_smallest_that_goes():
     request = dataclasses.replace(REQUEST, model=MODELS["llama-70b"], gpus=4, batch=16)
     words = nearest(request)

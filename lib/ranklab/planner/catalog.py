@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from ranklab.planner.hf_config import of_config, read_config  # noqa: F401 of_config: for others
-from ranklab.planner.machine import Machine, machine
+from ranklab.planner.machine import Machine, machine, plain, refuse_values
 from ranklab.planner.model import Model
 
 # Shapes of public config.json files and papers (recalled); parameters are tested against names.
@@ -48,8 +48,10 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "l4-pcie": ("L4", 4, 3.125e9), "rtx4090-pcie": ("RTX-4090", 4, 3.125e9),
     "rtx3090-pcie": ("RTX-3090", 4, 3.125e9),
 }
-# of a Machine; a node file without them needs an accelerator
-MEASURED = {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"}
+# of a Machine; a node file without one of them needs an accelerator of the table. fp8=0, fp4=0 and
+# peak_fp8=0 say that the GPU has none
+NEEDED = ("peak_flops", "bf16", "fp8", "fp4", "peak_fp8", "memory_bytes", "memory_bandwidth",
+          "node", "link", "network")
 
 
 def find_node(name):
@@ -71,24 +73,56 @@ def find_node(name):
 
 
 def node_of_file(name):
-    """Return the Machine of a JSON file: with an accelerator and the fields that differ, or with
-    all fields that `measure` writes.
+    """Return the Machine of a JSON file. An accelerator of the table fills what the file leaves
+    out; without one the file has all of NEEDED, as `measure` writes them.
     """
     if not Path(name).exists():
         raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
                          "--nproc-per-node 8 -m ranklab.projects.planner measure --write "
                          f"{name}")
-    values = read_json(name)
+    values = {"name": Path(name).stem, **read_json(name)}
+    try:
+        return node_of_values(values)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def node_of_values(values):
+    """Return the Machine of a node file's fields."""
     names = {field.name for field in dataclasses.fields(Machine)}
-    accelerator = values.pop("accelerator", None)
-    if MEASURED <= set(values):
-        return Machine(accelerator=accelerator or "", **values)
     if unknown := set(values) - names:
-        raise ValueError(f"{name}: {', '.join(sorted(unknown))} is unknown; a node has "
-                         f"accelerator, {', '.join(sorted(names))}")
-    if accelerator is None:
-        raise ValueError(f"{name} names no accelerator, such as H100-SXM-80GB")
-    return dataclasses.replace(machine(accelerator), **{"name": Path(name).stem, **values})
+        raise ValueError(f"{', '.join(sorted(unknown))} is unknown; a node has "
+                         f"{', '.join(sorted(names))}")
+    for field in ("name", "accelerator"):
+        if not isinstance(values.get(field, ""), str):
+            raise ValueError(f"{field}={json.dumps(values[field])} must be a text")
+    refuse_values(values)
+    if base := accelerator_of(values):
+        node = dataclasses.replace(base, **values)
+    else:
+        node = Machine(**values)
+    if node.bf16 > node.peak_flops:
+        raise ValueError(f"bf16={plain(node.bf16)} FLOP/s of measured products is above the peak, "
+                         f"peak_flops={plain(node.peak_flops)}")
+    if node.island and not node.far:
+        raise ValueError(f"island={node.island} needs far, a GPU's bytes/s between islands")
+    return node
+
+
+def accelerator_of(values):
+    """Return the Machine of the accelerator that these fields name; None if the table has none.
+
+    Raises: ValueError if the table has none, and fields are missing
+    """
+    missing, name = [field for field in NEEDED if field not in values], values.get("accelerator")
+    try:
+        return machine(name or "")
+    except ValueError as error:
+        if not missing:
+            return None
+        rest = f"and {error}" if name else ("and names no accelerator, such as H100-SXM-80GB, "
+                                            "for which the planner knows them")
+        raise ValueError(f"it lacks {', '.join(missing)}, {rest}") from None
 
 
 def find_model(name):

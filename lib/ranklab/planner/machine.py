@@ -5,6 +5,7 @@ are here.
 """
 
 import functools
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -78,6 +79,42 @@ class Machine:
         if precision == "bf16" or not self.fp8:
             return self.peak_flops
         return self.peak_fp8 * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
+
+
+# What a node file may say, wide enough for a CPU that is measured, and for one rank, whose link is
+# 1e15; a number of TFLOP/s, GB, GB/s or Gbit/s is far below.
+RANGES = {  # fields: (unit, the least, the most, may it be 0, for none?)
+    ("peak_flops", "bf16"): ("FLOP/s", 1e7, 1e17, False),
+    ("fp8", "fp4", "peak_fp8"): ("FLOP/s", 1e7, 1e17, True),
+    ("memory_bytes", "host_memory"): ("bytes", 1e8, 1e15, False),
+    ("memory_bandwidth", "host", "link", "network"): ("bytes/s", 1e5, 1e16, False),
+    ("far",): ("bytes/s", 1e5, 1e16, True),
+    ("watts",): ("watts", 1, 1e5, True),
+    ("node", "processors"): ("a whole number", 1, 1e6, False),
+    ("island",): ("a whole number", 1, 1e6, True),
+}
+
+
+def refuse_values(values):
+    """Raise a ValueError for a field of a Machine that can't have this value: it names the unit."""
+    for names, (unit, least, most, may_be_none) in RANGES.items():
+        whole = unit == "a whole number"
+        for name in (name for name in names if name in values):
+            value = values[name]
+            is_number = isinstance(value, int if whole else (int, float)) and not isinstance(
+                value, bool)
+            if is_number and (least <= value <= most or may_be_none and value == 0):
+                continue
+            usual = getattr(machine("H100-SXM-80GB"), name)
+            raise ValueError(
+                f"{name}={json.dumps(value)} must be {unit if whole else f'a number of {unit}'}, "
+                f"from {plain(least)} to {plain(most)}{', or 0' * may_be_none}: "
+                f"an H100 has {plain(usual)}")
+
+
+def plain(number):
+    """Format a number as 8, 700 or 9.89e14."""
+    return re.sub(r"e\+0?", "e", f"{number:.4g}")
 
 
 @functools.cache
