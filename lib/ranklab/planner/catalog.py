@@ -27,8 +27,9 @@ MODELS = {
                            expert_ffn=768),
     "qwen3-235b-a22b": Model(94, 4096, 64, 0, 151936, 4, 128, True, experts=128, top_k=8,
                              expert_ffn=1536),
+    # every second layer sees 128 tokens: sliding_window and layer_types of openai/gpt-oss-120b
     "gpt-oss-120b": Model(36, 2880, 64, 0, 201088, 8, 64, True, experts=128, top_k=4,
-                          expert_ffn=2880),
+                          expert_ffn=2880, window=128, windowed=18),
     "deepseek-v3": Model(61, 7168, 128, 18432, 129280, head_size=160, gated=True, experts=256,
                          top_k=8, shared=1, expert_ffn=2048, dense=3,
                          attention_numbers=187_107_328),
