@@ -114,6 +114,9 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
      "no layout divides it, or the model; with a batch of 4 there is"),
     ("--model llama-9b --gpus 8 --on h100-dgx", "'llama-9b' is no model: gpt2-xl, gpt3-175b"),
     ("--model llama-8b --gpus 8 --on h1000", "'h1000' is no node: h100-dgx, h200-dgx"),
+    ("--model llama-8b --gpus 8 --on b200", "; similar: b200-dgx, B200-SXM-180GB"),
+    ("--model llama-8b --gpus 8 --on h100-dxg", "; similar: h100-dgx"),
+    ("--model llama-8b --gpus 8 --on a100-40gb", "; similar: a100-40gb-dgx"),
     ("--model llama-8b --on h100-dgx:x", "say how many GPUs with --gpus"),
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --gpus 8", "is not the 16 GPUs"),
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --budget 9", "--budget is for GPUs of one kind"),
@@ -185,6 +188,26 @@ def test_deepseeks_attention_is_read_from_its_config():
     assert (found.head_size, found.experts, found.dense) == (known.head_size, 256, 3)
 
 
+def test_a_gpu_without_bf16_is_planned_in_fp16_without_flash_attention(capsys):
+    text = " ".join(said(capsys, "--model", "llama-1b", "--gpus", "8", "--on", "v100-dgx", "--seq",
+                         "2048", "--batch", "32").split())
+    assert "125 TFLOP/s (fp16)" in text and "V100 has no bf16: read fp16" in text
+    for node, kind in (("v100-dgx", "unfused"), ("a100-dgx", "flash"), ("h100-dgx", "tuned")):
+        plans = layouts(MODELS["llama-1b"], find_node(node), 8, 2048, 32)
+        assert {plan.attention for plan in plans} == {kind}
+    mixed = said(capsys, "--model", "llama-1b", "--on", "v100-dgx:8,a100-dgx:8", "--batch", "32")
+    assert "V100 has no bf16" in " ".join(mixed.split())
+    assert "no bf16" not in said(capsys, *SMALL, "--tool", "torchtitan")
+
+
+@pytest.mark.parametrize("name, same", [
+    ("h100", "H100"), ("H100-DGX", "h100-dgx"), ("a100-sxm-40gb", "A100-SXM-40GB"),
+    ("gb200-nvl72", "GB200-NVL72"), ("gb300-NVL72", "gb300-nvl72")])
+def test_a_node_is_found_in_any_case(name, same):
+    assert dataclasses.replace(find_node(name), name="") == dataclasses.replace(
+        find_node(same), name="")
+
+
 def test_a_budget_and_a_deadline(capsys):
     request = dataclasses.replace(REQUEST, gpus=64, tokens=1e11, batch=256, tools=("torchtitan",))
     every = offers(request)
@@ -210,6 +233,12 @@ def test_what_is_printed_is_plain(monkeypatch):
     os.close(reads)  # as `head` does
     monkeypatch.setattr(sys, "stdout", open(writes, "w"))
     assert main(["plan", *SMALL, "--tool", "torchtitan"]) == 0
+
+def test_one_gpu_may_keep_its_optimizer_on_the_host(capsys):
+    argv = "--model llama-1b --gpus 1 --on rtx4090-pcie --batch 8 --seq 2048".split()
+    assert "zero 2, offload" in said(capsys, *argv, "--tool", "deepspeed")
+    assert "no layout fits" in refused(capsys, *argv, "--tool", "megatron")
+
 
 def test_a_rack_of_72_is_one_node():
     model = MODELS["gpt3-175b"]

@@ -1,11 +1,12 @@
 """Models and nodes by name, by a size, or from a file: llama-70b, 13e9, config.json, h100-dgx."""
 
 import dataclasses
+import difflib
 import json
 from pathlib import Path
 
 from ranklab.planner.hf_config import of_config, read_config  # noqa: F401 of_config: for others
-from ranklab.planner.machine import Machine, machine, plain, refuse_values
+from ranklab.planner.machine import Machine, accelerators, machine, plain, refuse_values
 from ranklab.planner.model import Model
 
 # Shapes of public config.json files and papers (recalled); parameters are tested against names.
@@ -60,17 +61,25 @@ def find_node(name):
 
     A file has the fields of Machine that differ: {"accelerator": "H100-SXM-80GB", "node": 8,
     "network": 25e9, "island": 256, "far": 5e9}.
-    Raises ValueError with the known names.
+    Any case of letters will do. Raises ValueError with the known names, and those like this one.
     """
-    if name in NODES:
-        return dataclasses.replace(machine(*NODES[name]), name=name)
+    if name.lower() in NODES:
+        return dataclasses.replace(machine(*NODES[name.lower()]), name=name.lower())
     if name.endswith(".json"):
         return node_of_file(name)
-    try:
-        return machine(name)
-    except ValueError:
+    if name.lower() not in map(str.lower, accelerators()):
+        like = similar(name, [*NODES, *accelerators()])
         raise ValueError(f"{name!r} is no node: {', '.join(NODES)}, an accelerator's name, or a "
-                         ".json file") from None
+                         f".json file{'; similar: ' * bool(like)}{', '.join(like)}")
+    return machine(name)
+
+
+def similar(name, names, most=4):
+    """Return the names that begin with this one, and those spelled nearly so."""
+    lower = {each.lower(): each for each in names}
+    starts = [each for each in lower if each.startswith(name.lower())]
+    close = difflib.get_close_matches(name.lower(), lower, most, 0.7)
+    return [lower[each] for each in dict.fromkeys(starts + close)][:most]
 
 
 def node_of_file(name):

@@ -23,6 +23,7 @@ OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM
                "V100-SXM3-32GB": "V100-SXM2-32GB", "A800-SXM-80GB": "A100-SXM-80GB",
                "H100-SXM": "H100-SXM-80GB", "H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
 UNPUBLISHED = {"H100-SXM-96GB-HBM2e-500W": 912}  # TFLOP/s: between H100 SXM's 989 and NVL's 835
+NO_BF16 = {"V100", "T4"}  # fp16 instead; FlashAttention 2 needs Ampere or later, too
 NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e9, "GB200": 50e9,
            "B300": 100e9, "GB300": 100e9}  # bytes/s a GPU of NVIDIA's own nodes (hardware_nodes)
 
@@ -123,11 +124,12 @@ def machine(name, node=0, network=0.0):
 
     node     GPUs that NVLink joins; 0: 72 in an NVL72, else 8
     network  bytes/s of a GPU; 0: as in the vendor's own node
-    Raises ValueError with the known names.
+    Any case of letters will do. Raises ValueError with the known names.
     """
-    plain = re.sub(r"\s*\(.*\)", "", name).strip()
-    accelerator = OTHER_NAMES.get(plain, plain)
     rows = {row["name"]: row for row in table("hardware_accelerators")}
+    plain = re.sub(r"\s*\(.*\)", "", name).strip()
+    plain = {each.lower(): each for each in accelerators()}.get(plain.lower(), plain)
+    accelerator = OTHER_NAMES.get(plain, plain)
     if accelerator not in rows:
         raise ValueError(f"{name!r} is no accelerator of the table: {', '.join(rows)}")
     row, family = rows[accelerator], accelerator.partition("-")[0]
@@ -143,11 +145,16 @@ def machine(name, node=0, network=0.0):
     gib = float(row["cuda_gib"] or UNKNOWN_SHARE * number["mem_gb"])
     gpu = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
                   gib * 2**30, number["mem_bw_tb_s"] * 1e12,
-                  node or (72 if "NVL72" in name else 8),
+                  node or (72 if "NVL72" in plain else 8),
                   number["scaleup_gb_s_per_direction"] * 1e9,
                   network or NETWORK.get(family, 12.5e9), number["tdp_w"],
                   accelerator=accelerator, processors=PROCESSORS.get(family, 108))
     return replace(gpu, link=200e9) if plain.startswith(("A800", "H800")) else gpu
+
+
+def accelerators():
+    """Return all names that `machine` knows."""
+    return [*OTHER_NAMES, *(row["name"] for row in table("hardware_accelerators"))]
 
 
 def is_gpu(name):
