@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from ranklab.planner import hf_config
-from ranklab.planner.catalog import find_model, of_config
+from ranklab.planner.catalog import MODELS, find_model, of_config
 from ranklab.planner.hf_config import FAMILIES, by_fields, read_config
 
 transformers = pytest.importorskip("transformers")
 CONFIGS = json.loads(Path(__file__).with_name("configs.json").read_text())
 KNOWN = {name: told for name, told in CONFIGS.items() if "total" in told}
+LLAMA = KNOWN["llama-3.1-8b"]["config"]
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -37,7 +38,8 @@ def test_a_model_is_as_large_as_its_card_says(name):
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in KNOWN])
 def test_what_a_plan_does_not_know_is_refused(name):
-    with pytest.raises(ValueError, match="without attention|an encoder and a decoder|has parts"):
+    with pytest.raises(ValueError, match="without attention|an encoder and a decoder|is an encoder|"
+                                         "has parts"):
         of_config(CONFIGS[name]["config"])
 
 
@@ -71,11 +73,58 @@ def test_a_missing_transformers_is_said(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("config, words", [
     ({"model_type": "my_own"}, "'my_own' can't be read: transformers .* can't build it"),
-    ({"model_type": "llama", "num_hidden_layers": "many"}, "no hidden_size"),
-    ({"hidden_size": 64}, "no num_attention_heads")])
+    ({"model_type": "llama", "num_hidden_layers": "many"},
+     'num_hidden_layers="many" must be a whole number of at least 1'),
+    ({"num_hidden_layers": 3}, "no hidden_size"),
+    ({"hidden_size": 64}, "no num_attention_heads"),
+    ({**LLAMA, "num_hidden_layers": "32"}, 'num_hidden_layers="32" must be a whole number'),
+    ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers=0 must be a whole number of at least 1"),
+    ({**LLAMA, "num_hidden_layers": True}, "num_hidden_layers=true must be a whole number"),
+    ({**LLAMA, "hidden_size": 4096.5}, "hidden_size=4096.5 must be a whole number"),
+    ({**LLAMA, "vocab_size": -1}, "vocab_size=-1 must be a whole number"),
+    ({**LLAMA, "num_key_value_heads": 0}, "num_key_value_heads=0 must be a whole number"),
+    ({**LLAMA, "num_attention_heads": 30, "num_key_value_heads": 7}, "7 key heads must divide the "
+                                                                     "30 heads"),
+    ({**LLAMA, "num_attention_heads": 30, "num_key_value_heads": 6},
+     "30 heads must divide hidden_size=4096, or head_dim be given"),
+    ({**LLAMA, "intermediate_size": [14336] * 32}, "intermediate_size is a list of 32 numbers"),
+    ({"model_type": "falcon", "num_hidden_layers": 0}, "num_hidden_layers=0 must be a whole"),
+    ({"model_type": "kimi_k2"}, r"\(ValueError: Unrecognized model identifier: kimi_k2\.\)"),
+    ({"model_type": "smollm3", "num_hidden_layers": 2, "layer_types": ["full_attention", None]},
+     "'layer_types' with value .* doesn't match any type"),
+    ({"model_type": "distilbert"}, "distilbert is an encoder, in which a token attends to those "),
+    ({"model_type": "deepseek_v32", "num_hidden_layers": 2},
+     r"deepseek_v32 attends to selected tokens \(2048 of them, by an indexer\)")])
 def test_what_cannot_be_built_or_read_is_a_sentence(config, words):
     with pytest.raises(ValueError, match=words):
         read_config(config)
+
+
+def test_a_reason_is_quoted_in_whole_words():
+    long = ValueError("for validator 'x':\n    TypeError: " + "word " * 90 + "\n  more")
+    assert hf_config.reason_of(long).startswith("TypeError: word")
+    assert hf_config.reason_of(long).endswith(" word ...") and len(hf_config.reason_of(long)) <= 200
+
+
+def test_sizes_that_a_config_leaves_out_are_said(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({
+        name: value for name, value in LLAMA.items() if name != "num_hidden_layers"}))
+    assert find_model(str(tmp_path))[0] == (
+        "llama (left out, and so the default of LlamaConfig: num_hidden_layers 32)")
+    _, (note,) = read_config({"model_type": "llama"})
+    assert note.endswith("num_hidden_layers 32, hidden_size 4096, num_attention_heads 32, "
+                         "intermediate_size 11008, vocab_size 32000")
+    assert read_config(LLAMA)[1] == [] == read_config(KNOWN["gpt2-xl"]["config"])[1]
+
+
+def test_a_flat_config_with_a_vision_tower_is_its_language_model():
+    flat = {**KNOWN["qwen2.5-7b"]["config"], "model_type": "qwen2_5_vl",
+            "vision_config": {"depth": 32}, "rope_scaling": {"type": "mrope", "mrope_section": [
+                16, 24, 24]}}
+    model, notes = read_config(flat)
+    assert model == of_config(KNOWN["qwen2.5-7b"]["config"])
+    assert notes == ["its language model alone: vision_config is left out"]
+    assert read_config({**flat, "tie_word_embeddings": True})[0].tied
 
 
 def test_experts_without_their_number_of_a_token_are_refused(monkeypatch):
@@ -88,6 +137,11 @@ def test_windows_cost_what_their_tokens_see():
     model = of_config(KNOWN["gemma-3-27b"]["config"])
     assert (model.windowed, model.window) == (52, 1024)
     assert model.attended(512) == 512 and model.attended(8192) == (10 * 8192 + 52 * 1024) / 62
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name in KNOWN])
+def test_a_named_model_is_that_of_its_config(name):
+    assert MODELS[name].attended(32768) == of_config(KNOWN[name]["config"]).attended(32768)
 
 
 def test_dense_layers_between_those_with_experts_are_on_every_stage():

@@ -116,6 +116,9 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
      "no layout divides it, or the model; with a batch of 4 there is"),
     ("--model llama-9b --gpus 8 --on h100-dgx", "'llama-9b' is no model: gpt2-xl, gpt3-175b"),
     ("--model llama-8b --gpus 8 --on h1000", "'h1000' is no node: h100-dgx, h200-dgx"),
+    ("--model llama-8b --gpus 8 --on b200", "; similar: b200-dgx, B200-SXM-180GB"),
+    ("--model llama-8b --gpus 8 --on h100-dxg", "; similar: h100-dgx"),
+    ("--model llama-8b --gpus 8 --on a100-40gb", "; similar: a100-40gb-dgx"),
     ("--model llama-8b --on h100-dgx:x", "say how many GPUs with --gpus"),
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --gpus 8", "is not the 16 GPUs"),
     ("--model llama-8b --on h100-dgx:8,a100-dgx:8 --budget 9", "--budget is for GPUs of one kind"),
@@ -128,6 +131,44 @@ def test_what_changes_the_plan_has_the_right_sign(capsys):
 def test_a_refusal_is_a_sentence(capsys, argv, words):
     err = refused(capsys, *argv.split())
     assert err.startswith("ranklab plan: ") and words in err and err.count("\n") == 1
+
+
+WHOLE = {name: value for name, value in vars(H100).items() if name != "watts"}
+
+
+@pytest.mark.parametrize("values, words", [
+    ({"network": 0}, "network=0 must be a number of bytes/s, from 1e5 to 1e16: an H100 has 5e10"),
+    ({"network": 400}, "network=400 must be a number of bytes/s"),
+    ({"network": None}, "network=null must be a number of bytes/s"),
+    ({"memory_bytes": "80GB"}, 'memory_bytes="80GB" must be a number of bytes'),
+    ({"memory_bytes": -80e9}, "memory_bytes=-80000000000.0 must be a number of bytes"),
+    ({"peak_flops": 989, "bf16": 700}, "peak_flops=989 must be a number of FLOP/s, from 1e7 to "
+                                       "1e17: an H100 has 9.89e14"),
+    ({"bf16": float("nan")}, "bf16=NaN must be a number of FLOP/s"),
+    ({"bf16": True}, "bf16=true must be a number of FLOP/s"),
+    ({"bf16": 14e14}, "bf16=1.4e15 FLOP/s of measured products is above the peak"),
+    ({"node": 0}, "node=0 must be a whole number, from 1 to 1e6: an H100 has 8"),
+    ({"node": 7.5}, "node=7.5 must be a whole number"),
+    ({"island": 256}, "island=256 needs far"),
+    ({"name": 3}, "name=3 must be a text"),
+    ({"gpus": 8}, "gpus is unknown; a node has accelerator, bf16, far"),
+    ({"accelerator": "K80", "fp4": ...}, "it lacks fp4, and 'K80' is no accelerator of the table"),
+    ({"accelerator": ..., "fp4": ..., "fp8": ...}, "it lacks fp8, fp4, and names no accelerator")])
+def test_a_node_file_that_is_wrong_is_a_sentence(values, words, capsys, tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps({name: value for name, value in {**WHOLE, **values}.items()
+                                if value is not ...}))
+    err = refused(capsys, "--model", "llama-8b", "--on", f"{path}:8")
+    assert err.startswith(f"ranklab plan: {path}: {words}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("field", [*WHOLE])
+def test_a_known_accelerator_fills_what_a_node_file_leaves_out(field, tmp_path):
+    path = tmp_path / "node.json"
+    path.write_text(json.dumps({name: WHOLE[name] for name in WHOLE if name != field}))
+    watts = 0.0 if field == "accelerator" else H100.watts  # which WHOLE leaves out, too
+    expected = {"name": "node"} if field == "name" else {"accelerator": ""} if not watts else {}
+    assert find_node(str(path)) == dataclasses.replace(H100, watts=watts, **expected)
 
 
 def test_the_nearest_is_the_smallest_that_goes():
@@ -147,6 +188,26 @@ def test_deepseeks_attention_is_read_from_its_config():
     found, known = of_config(said), MODELS["deepseek-v3"]
     assert found.parameters == pytest.approx(known.parameters, rel=1e-4)
     assert (found.head_size, found.experts, found.dense) == (known.head_size, 256, 3)
+
+
+def test_a_gpu_without_bf16_is_planned_in_fp16_without_flash_attention(capsys):
+    text = " ".join(said(capsys, "--model", "llama-1b", "--gpus", "8", "--on", "v100-dgx", "--seq",
+                         "2048", "--batch", "32").split())
+    assert "125 TFLOP/s (fp16)" in text and "V100 has no bf16: read fp16" in text
+    for node, kind in (("v100-dgx", "unfused"), ("a100-dgx", "flash"), ("h100-dgx", "tuned")):
+        plans = layouts(MODELS["llama-1b"], find_node(node), 8, 2048, 32)
+        assert {plan.attention for plan in plans} == {kind}
+    mixed = said(capsys, "--model", "llama-1b", "--on", "v100-dgx:8,a100-dgx:8", "--batch", "32")
+    assert "V100 has no bf16" in " ".join(mixed.split())
+    assert "no bf16" not in said(capsys, *SMALL, "--tool", "torchtitan")
+
+
+@pytest.mark.parametrize("name, same", [
+    ("h100", "H100"), ("H100-DGX", "h100-dgx"), ("a100-sxm-40gb", "A100-SXM-40GB"),
+    ("gb200-nvl72", "GB200-NVL72"), ("gb300-NVL72", "gb300-nvl72")])
+def test_a_node_is_found_in_any_case(name, same):
+    assert dataclasses.replace(find_node(name), name="") == dataclasses.replace(
+        find_node(same), name="")
 
 
 def test_a_budget_and_a_deadline(capsys):
@@ -174,6 +235,12 @@ def test_what_is_printed_is_plain(monkeypatch):
     os.close(reads)  # as `head` does
     monkeypatch.setattr(sys, "stdout", open(writes, "w"))
     assert main(["plan", *SMALL, "--tool", "torchtitan"]) == 0
+
+def test_one_gpu_may_keep_its_optimizer_on_the_host(capsys):
+    argv = "--model llama-1b --gpus 1 --on rtx4090-pcie --batch 8 --seq 2048".split()
+    assert "zero 2, offload" in said(capsys, *argv, "--tool", "deepspeed")
+    assert "no layout fits" in refused(capsys, *argv, "--tool", "megatron")
+
 
 def test_a_rack_of_72_is_one_node():
     model = MODELS["gpt3-175b"]

@@ -1,11 +1,12 @@
 """Models and nodes by name, by a size, or from a file: llama-70b, 13e9, config.json, h100-dgx."""
 
 import dataclasses
+import difflib
 import json
 from pathlib import Path
 
 from ranklab.planner.hf_config import of_config, read_config  # noqa: F401 of_config: for others
-from ranklab.planner.machine import Machine, machine
+from ranklab.planner.machine import Machine, accelerators, machine, plain, refuse_values
 from ranklab.planner.model import Model
 
 # Shapes of public config.json files and papers (recalled); parameters are tested against names.
@@ -27,8 +28,9 @@ MODELS = {
                            expert_ffn=768),
     "qwen3-235b-a22b": Model(94, 4096, 64, 0, 151936, 4, 128, True, experts=128, top_k=8,
                              expert_ffn=1536),
+    # every second layer sees 128 tokens: sliding_window and layer_types of openai/gpt-oss-120b
     "gpt-oss-120b": Model(36, 2880, 64, 0, 201088, 8, 64, True, experts=128, top_k=4,
-                          expert_ffn=2880),
+                          expert_ffn=2880, window=128, windowed=18),
     "deepseek-v3": Model(61, 7168, 128, 18432, 129280, head_size=160, gated=True, experts=256,
                          top_k=8, shared=1, expert_ffn=2048, dense=3,
                          attention_numbers=187_107_328),
@@ -48,8 +50,10 @@ NODES = {  # name -> (accelerator, GPUs that NVLink or PCIe joins, network bytes
     "l4-pcie": ("L4", 4, 3.125e9), "rtx4090-pcie": ("RTX-4090", 4, 3.125e9),
     "rtx3090-pcie": ("RTX-3090", 4, 3.125e9),
 }
-# of a Machine; a node file without them needs an accelerator
-MEASURED = {"peak_flops", "bf16", "memory_bytes", "memory_bandwidth", "node", "link"}
+# of a Machine; a node file without one of them needs an accelerator of the table. fp8=0, fp4=0 and
+# peak_fp8=0 say that the GPU has none
+NEEDED = ("peak_flops", "bf16", "fp8", "fp4", "peak_fp8", "memory_bytes", "memory_bandwidth",
+          "node", "link", "network")
 
 
 def find_node(name):
@@ -57,38 +61,78 @@ def find_node(name):
 
     A file has the fields of Machine that differ: {"accelerator": "H100-SXM-80GB", "node": 8,
     "network": 25e9, "island": 256, "far": 5e9}.
-    Raises ValueError with the known names.
+    Any case of letters will do. Raises ValueError with the known names, and those like this one.
     """
-    if name in NODES:
-        return dataclasses.replace(machine(*NODES[name]), name=name)
+    if name.lower() in NODES:
+        return dataclasses.replace(machine(*NODES[name.lower()]), name=name.lower())
     if name.endswith(".json"):
         return node_of_file(name)
-    try:
-        return machine(name)
-    except ValueError:
+    if name.lower() not in map(str.lower, accelerators()):
+        like = similar(name, [*NODES, *accelerators()])
         raise ValueError(f"{name!r} is no node: {', '.join(NODES)}, an accelerator's name, or a "
-                         ".json file") from None
+                         f".json file{'; similar: ' * bool(like)}{', '.join(like)}")
+    return machine(name)
+
+
+def similar(name, names, most=4):
+    """Return the names that begin with this one, and those spelled nearly so."""
+    lower = {each.lower(): each for each in names}
+    starts = [each for each in lower if each.startswith(name.lower())]
+    close = difflib.get_close_matches(name.lower(), lower, most, 0.7)
+    return [lower[each] for each in dict.fromkeys(starts + close)][:most]
 
 
 def node_of_file(name):
-    """Return the Machine of a JSON file: with an accelerator and the fields that differ, or with
-    all fields that `measure` writes.
+    """Return the Machine of a JSON file. An accelerator of the table fills what the file leaves
+    out; without one the file has all of NEEDED, as `measure` writes them.
     """
     if not Path(name).exists():
         raise ValueError(f"{name} is not there; on a node this writes it: torchrun "
                          "--nproc-per-node 8 -m ranklab.projects.planner measure --write "
                          f"{name}")
-    values = read_json(name)
+    values = {"name": Path(name).stem, **read_json(name)}
+    try:
+        return node_of_values(values)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def node_of_values(values):
+    """Return the Machine of a node file's fields."""
     names = {field.name for field in dataclasses.fields(Machine)}
-    accelerator = values.pop("accelerator", None)
-    if MEASURED <= set(values):
-        return Machine(accelerator=accelerator or "", **values)
     if unknown := set(values) - names:
-        raise ValueError(f"{name}: {', '.join(sorted(unknown))} is unknown; a node has "
-                         f"accelerator, {', '.join(sorted(names))}")
-    if accelerator is None:
-        raise ValueError(f"{name} names no accelerator, such as H100-SXM-80GB")
-    return dataclasses.replace(machine(accelerator), **{"name": Path(name).stem, **values})
+        raise ValueError(f"{', '.join(sorted(unknown))} is unknown; a node has "
+                         f"{', '.join(sorted(names))}")
+    for field in ("name", "accelerator"):
+        if not isinstance(values.get(field, ""), str):
+            raise ValueError(f"{field}={json.dumps(values[field])} must be a text")
+    refuse_values(values)
+    if base := accelerator_of(values):
+        node = dataclasses.replace(base, **values)
+    else:
+        node = Machine(**values)
+    if node.bf16 > node.peak_flops:
+        raise ValueError(f"bf16={plain(node.bf16)} FLOP/s of measured products is above the peak, "
+                         f"peak_flops={plain(node.peak_flops)}")
+    if node.island and not node.far:
+        raise ValueError(f"island={node.island} needs far, a GPU's bytes/s between islands")
+    return node
+
+
+def accelerator_of(values):
+    """Return the Machine of the accelerator that these fields name; None if the table has none.
+
+    Raises: ValueError if the table has none, and fields are missing
+    """
+    missing, name = [field for field in NEEDED if field not in values], values.get("accelerator")
+    try:
+        return machine(name or "")
+    except ValueError as error:
+        if not missing:
+            return None
+        rest = f"and {error}" if name else ("and names no accelerator, such as H100-SXM-80GB, "
+                                            "for which the planner knows them")
+        raise ValueError(f"it lacks {', '.join(missing)}, {rest}") from None
 
 
 def find_model(name):

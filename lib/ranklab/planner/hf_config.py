@@ -7,7 +7,9 @@ list of families is read from the config's fields, and all others are refused.
 """
 
 import contextlib
+import json
 import re
+import textwrap
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,6 +26,12 @@ LAYERS = "num_hidden_layers", "n_layer", "n_layers"
 HIDDEN = "hidden_size", "n_embd", "d_model"
 HEADS = "num_attention_heads", "n_head", "n_heads"
 FFN = "intermediate_size", "ffn_dim", "n_inner"
+KV_HEADS = "num_key_value_heads", "num_kv_heads"
+SIZES = (LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, ("vocab_size",), ("head_dim",),
+         ("moe_intermediate_size",), EXPERTS, TOP_K)  # each under one of these names
+# a language model without a class of its own: that of another type, with the same matrices
+SAME = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2"}
+QUOTED = 200  # letters of a reason that transformers gives
 
 
 class Family(NamedTuple):
@@ -46,7 +54,8 @@ FAMILIES = {
 def read_config(config):
     """Return (Model, notes) of a config.json's fields; each note is a sentence.
 
-    Raises: ValueError for a kind of model that a plan does not know, or for a missing field.
+    Raises: ValueError for a kind of model that a plan does not know, or for a field that is missing
+    or wrong.
     """
     try:
         return measured(config)
@@ -62,6 +71,27 @@ def of_config(config):
     return read_config(config)[0]
 
 
+def refuse_sizes(config):
+    """Raise a ValueError for a size that is no whole number, or is too small.
+
+    A list, with a number for each layer, passes: some classes of transformers take it.
+    """
+    for part in (config, config.get("text_config")):
+        part = part if isinstance(part, dict) else {}
+        for names in SIZES:
+            least = 0 if names in (EXPERTS, TOP_K) else 1
+            for name in (name for name in names if part.get(name) is not None):
+                value = part[name]
+                numbers = value if isinstance(value, list) else [value]
+                if not all(type(number) is int and number >= least for number in numbers):
+                    raise ValueError(f"{name}={textwrap.shorten(json.dumps(value), 40)} must be a "
+                                     f"whole number of at least {least}")
+        heads, kv_heads = (next((part[name] for name in names if type(part.get(name)) is int), 1)
+                           for names in (HEADS, KV_HEADS))
+        if heads > 1 and heads % kv_heads:
+            raise ValueError(f"{kv_heads} key heads must divide the {heads} heads")
+
+
 # --- by transformers ------------------------------------------------------------------------------
 
 class Unknown(Exception):
@@ -73,9 +103,13 @@ def measured(config):
 
     Raises: Unknown; ImportError; ValueError for a kind of model that a plan does not know.
     """
+    refuse_sizes(config)
     model, text, notes = built(config)
-    layers, hidden = text.num_hidden_layers, text.hidden_size
     refuse_kinds(text, model)
+    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"):
+        if not isinstance(getattr(text, name, None), int):
+            raise Unknown(f"its {name} is no number for all layers")
+    layers, hidden = text.num_hidden_layers, text.hidden_size
     blocks = max((module for module in model.modules()
                   if type(module).__name__ == "ModuleList" and len(module) == layers),
                  key=lambda module: sum(p.numel() for p in module.parameters()), default=None)
@@ -131,13 +165,36 @@ def built(config):
         whole = transformers.AutoConfig.for_model(
             kind, **{name: value for name, value in config.items() if name not in exclusions})
         text = whole.get_text_config()
+        if kind_of_text := SAME.get(text.model_type):
+            text = transformers.AutoConfig.for_model(kind_of_text, **{
+                **{name: value for name, value in text.to_dict().items()
+                   if not name.startswith(("model_type", "rope"))},
+                "tie_word_embeddings": whole.tie_word_embeddings})
     if text.is_encoder_decoder:
         raise ValueError(f"{kind} has an encoder and a decoder; a plan knows one stack of layers")
+    if (type(text) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+            and not getattr(text, "is_decoder", False)):
+        raise ValueError(f"{kind} is an encoder, in which a token attends to those after it too; a "
+                         "plan knows decoders")
     with errors_told(transformers), torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(text)
     left_out = [name for name in ("vision_config", "audio_config") if config.get(name)]
-    return model, text, [f"its language model alone: {' and '.join(left_out)} "
-                         f"{'is' if len(left_out) == 1 else 'are'} left out"] if left_out else []
+    notes = [f"its language model alone: {' and '.join(left_out)} "
+             f"{'is' if len(left_out) == 1 else 'are'} left out"] if left_out else []
+    return model, text, notes + defaults(config, text)
+
+
+def defaults(config, text):
+    """Return [a note] on the sizes that the config leaves out, and its class has; or []."""
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    given = {name for part in parts for name, value in part.items() if value is not None}
+    found = []
+    for names in SIZES:
+        name = next((name for name in names if type(getattr(type(text), name, None)) is int), None)
+        if name and not given & {*names} and getattr(text, name) == getattr(type(text), name):
+            found.append(f"{name} {getattr(text, name)}")
+    return [f"left out, and so the default of {type(text).__name__}: {', '.join(found)}"
+            ] if found else []
 
 
 @contextlib.contextmanager
@@ -148,18 +205,30 @@ def errors_told(transformers):
     try:
         yield
     except Exception as error:
-        first = str(error).strip().partition("\n")[0]
         raise Unknown(f"transformers {transformers.__version__} can't build it "
-                      f"({type(error).__name__}: {first[:120]})") from None
+                      f"({reason_of(error)})") from None
     finally:
         transformers.logging.set_verbosity(level)
 
 
+def reason_of(error):
+    """Return the line of an error that has its reason, whole words of it."""
+    text = f"{type(error).__name__}: {error}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = lines[1] if lines[0].endswith(":") and lines[1:] else lines[0]
+    line = line.partition(" Should contain one of ")[0]  # all 400 types
+    line = re.sub(r"\[[^\]]{40,}\]", "[...]", line)
+    return textwrap.shorten(line, QUOTED, placeholder=" ...")
+
+
 def refuse_kinds(text, model):
-    """Raise a ValueError where layers have no attention."""
+    """Raise a ValueError where layers have no attention, or one that a plan does not know."""
     kinds = {*(getattr(text, "layer_types", None) or ())} - WINDOWS - {"full_attention"}
     names = {match[0] for name, _ in model.named_parameters()
              if (match := RECURRENT.search(name))}
+    if kinds == {"indexed_attention"}:
+        raise ValueError(f"{text.model_type} attends to selected tokens ({text.index_topk} of "
+                         "them, by an indexer), whose time and memory a plan does not know")
     if kinds or names:
         raise ValueError(f"{text.model_type} has layers without attention "
                          f"({', '.join(sorted(kinds or names))}); a plan does not know their time "
@@ -262,11 +331,17 @@ def by_fields(config, reason=""):
         value = next((config[name] for name in names if config.get(name) is not None), default)
         if value is None:
             raise ValueError(f"this config.json has no {names[0]}")
+        if isinstance(value, list):
+            raise ValueError(f"{next(name for name in names if name in config)} is a list of "
+                             f"{len(value)} numbers; by its fields a plan knows one for all layers")
         return value
 
+    refuse_sizes(config)
     hidden, heads, experts = first(*HIDDEN), first(*HEADS), first(*EXPERTS, default=0)
     ffn = first(*FFN, default=4 * hidden)
     head_size, attention = attention_sizes(config, hidden, heads)
+    if hidden % heads and not attention and not config.get("head_dim"):
+        raise ValueError(f"{heads} heads must divide hidden_size={hidden}, or head_dim be given")
     expert_ffn = first("moe_intermediate_size", *FFN) if experts else 0
     shared = first("n_shared_experts", default=0)
     if width := config.get("shared_expert_intermediate_size"):

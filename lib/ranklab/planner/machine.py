@@ -5,6 +5,7 @@ are here.
 """
 
 import functools
+import json
 import re
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ OTHER_NAMES = {"GB200-NVL72": "GB200-SXM", "GB300-NVL72": "GB300-SXM", "B300-SXM
                "V100-SXM3-32GB": "V100-SXM2-32GB", "A800-SXM-80GB": "A100-SXM-80GB",
                "H100-SXM": "H100-SXM-80GB", "H100": "H100-SXM-80GB", "A100": "A100-SXM-80GB"}
 UNPUBLISHED = {"H100-SXM-96GB-HBM2e-500W": 912}  # TFLOP/s: between H100 SXM's 989 and NVL's 835
+NO_BF16 = {"V100", "T4"}  # fp16 instead; FlashAttention 2 needs Ampere or later, too
 NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e9, "GB200": 50e9,
            "B300": 100e9, "GB300": 100e9}  # bytes/s a GPU of NVIDIA's own nodes (hardware_nodes)
 
@@ -80,17 +82,54 @@ class Machine:
         return self.peak_fp8 * (self.fp4 / self.fp8 if precision == "nvfp4" else 1)
 
 
+# What a node file may say, wide enough for a CPU that is measured, and for one rank, whose link is
+# 1e15; a number of TFLOP/s, GB, GB/s or Gbit/s is far below.
+RANGES = {  # fields: (unit, the least, the most, may it be 0, for none?)
+    ("peak_flops", "bf16"): ("FLOP/s", 1e7, 1e17, False),
+    ("fp8", "fp4", "peak_fp8"): ("FLOP/s", 1e7, 1e17, True),
+    ("memory_bytes", "host_memory"): ("bytes", 1e8, 1e15, False),
+    ("memory_bandwidth", "host", "link", "network"): ("bytes/s", 1e5, 1e16, False),
+    ("far",): ("bytes/s", 1e5, 1e16, True),
+    ("watts",): ("watts", 1, 1e5, True),
+    ("node", "processors"): ("a whole number", 1, 1e6, False),
+    ("island",): ("a whole number", 1, 1e6, True),
+}
+
+
+def refuse_values(values):
+    """Raise a ValueError for a field of a Machine that can't have this value: it names the unit."""
+    for names, (unit, least, most, may_be_none) in RANGES.items():
+        whole = unit == "a whole number"
+        for name in (name for name in names if name in values):
+            value = values[name]
+            is_number = isinstance(value, int if whole else (int, float)) and not isinstance(
+                value, bool)
+            if is_number and (least <= value <= most or may_be_none and value == 0):
+                continue
+            usual = getattr(machine("H100-SXM-80GB"), name)
+            raise ValueError(
+                f"{name}={json.dumps(value)} must be {unit if whole else f'a number of {unit}'}, "
+                f"from {plain(least)} to {plain(most)}{', or 0' * may_be_none}: "
+                f"an H100 has {plain(usual)}")
+
+
+def plain(number):
+    """Format a number as 8, 700 or 9.89e14."""
+    return re.sub(r"e\+0?", "e", f"{number:.4g}")
+
+
 @functools.cache
 def machine(name, node=0, network=0.0):
     """Return the Machine of this name in the table of accelerators.
 
     node     GPUs that NVLink joins; 0: 72 in an NVL72, else 8
     network  bytes/s of a GPU; 0: as in the vendor's own node
-    Raises ValueError with the known names.
+    Any case of letters will do. Raises ValueError with the known names.
     """
-    plain = re.sub(r"\s*\(.*\)", "", name).strip()
-    accelerator = OTHER_NAMES.get(plain, plain)
     rows = {row["name"]: row for row in table("hardware_accelerators")}
+    plain = re.sub(r"\s*\(.*\)", "", name).strip()
+    plain = {each.lower(): each for each in accelerators()}.get(plain.lower(), plain)
+    accelerator = OTHER_NAMES.get(plain, plain)
     if accelerator not in rows:
         raise ValueError(f"{name!r} is no accelerator of the table: {', '.join(rows)}")
     row, family = rows[accelerator], accelerator.partition("-")[0]
@@ -106,11 +145,16 @@ def machine(name, node=0, network=0.0):
     gib = float(row["cuda_gib"] or UNKNOWN_SHARE * number["mem_gb"])
     gpu = Machine(name, peak, best, fp8, fp8 * FP4.get(family, 0), peak_fp8,
                   gib * 2**30, number["mem_bw_tb_s"] * 1e12,
-                  node or (72 if "NVL72" in name else 8),
+                  node or (72 if "NVL72" in plain else 8),
                   number["scaleup_gb_s_per_direction"] * 1e9,
                   network or NETWORK.get(family, 12.5e9), number["tdp_w"],
                   accelerator=accelerator, processors=PROCESSORS.get(family, 108))
     return replace(gpu, link=200e9) if plain.startswith(("A800", "H800")) else gpu
+
+
+def accelerators():
+    """Return all names that `machine` knows."""
+    return [*OTHER_NAMES, *(row["name"] for row in table("hardware_accelerators"))]
 
 
 def is_gpu(name):

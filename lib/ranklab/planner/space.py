@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import fields, replace
 
+from ranklab.planner.machine import NO_BF16
 from ranklab.planner.plan import Plan
 
 ADVISED = ("megatron", "torchtitan", "deepspeed")
@@ -69,6 +70,8 @@ def usual(tool, machine):
 
 def kernels(machine):
     """Return the kind of attention kernels on these GPUs."""
+    if machine.family in NO_BF16:
+        return "unfused"
     return "tuned" if machine.peak_fp8 else "flash"
 
 
@@ -107,8 +110,8 @@ def shards(model, machine, ranks, tp, pp, tool):
     """Return [(ZeRO's stage, ranks that share, 0: all, whether the optimizer is on the host)]:
     Megatron's distributed optimizer, FSDP and HSDP, DeepSpeed's ZeRO.
     """
-    if ranks == 1:
-        return [(0, 0, False)]
+    if ranks == 1:  # ZeRO-Offload (arXiv 2101.06840) needs no second rank
+        return [(0, 0, False)] + [(2, 0, True)] * (tool == "deepspeed" and pp == 1)
     near, rest = divmod(machine.node, tp)  # data ranks of a node
     hybrid = not (rest or model.experts or pp > 1 or ranks % near) and 1 < near < ranks
     return {"megatron": [(1, 0, False)], "ours": [(0, 0, False), (1, 0, False), (3, 0, False)],

@@ -3,6 +3,7 @@
 import textwrap
 
 from ranklab.planner.cost import DAY
+from ranklab.planner.machine import NO_BF16
 from ranklab.planner.offers import limit
 from ranklab.planner.request import plain
 
@@ -10,6 +11,8 @@ COLUMNS = 100
 HEADER = f"{'tool':11}{'GB':>6}{'step':>10}{'MFU':>7}{'tokens/day':>12}{'$/M tokens':>12}   "
 ASSUMED = ("Assumed: bf16, Adam, FlashAttention, messages beside computing where the tool can, "
            "{:.3g}% of a GPU's memory left free (--reserve).")
+OLDER = (" {0} has no bf16: read fp16; and no FlashAttention 2: attention is predicted unfused, "
+         "its scores in memory.")
 LEGEND = ("GB: what the fullest GPU holds. MFU: the model's FLOPs, of the vendor's peak. $/M "
           "tokens: dollars of a million tokens. dp x tp x pp: data, tensor and pipeline ranks; "
           "cp: context ranks; ep: ranks that share the experts; virtual: stages of a rank; zero: "
@@ -39,12 +42,19 @@ def machine_line(machine, answer):
     islands = (f", {machine['far'] / 1e9:.3g} GB/s between islands of {machine['island']}"
                if machine["island"] else "")
     memory = machine["memory_bytes"]
+    precision = "fp16" if machine["accelerator"].partition("-")[0] in NO_BF16 else "bf16"
     return fill(
         f"{answer['gpus']:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s "
-        f"(bf16), {memory / 1e9:.1f} GB (1e9 bytes; {memory / 2**30:.3g} GiB), "
+        f"({precision}), {memory / 1e9:.1f} GB (1e9 bytes; {memory / 2**30:.3g} GiB), "
         f"{machine['node']} in a node at {machine['link'] / 1e9:.0f} GB/s, "
         f"{machine['network'] / 1e9:.3g} GB/s between nodes{islands}. "
-        f"{ASSUMED.format(100 * answer['reserve'])}")
+        f"{assumed(answer['reserve'], [machine])}")
+
+
+def assumed(reserve, machines):
+    """Return the sentences on what all layouts on these machines assume."""
+    families = sorted({machine["accelerator"].partition("-")[0] for machine in machines} & NO_BF16)
+    return ASSUMED.format(100 * reserve) + "".join(map(OLDER.format, families))
 
 
 def layouts(answer):
@@ -144,7 +154,8 @@ def mixed_text(answer):
     return "\n".join([top(answer), "", *lines, "", fill(
         f"{short(bill['tokens'])} tokens: {plain(bill['days'])} days, {short(bill['gpu_hours'])} "
         f"GPU hours, {dollars(bill) or f'no price of {unknown} is known (--price)'}; "
-        f"{bill['good_share']:.1%} of the time is work. {ASSUMED.format(100 * answer['reserve'])} "
+        f"{bill['good_share']:.1%} of the time is work. "
+        f"{assumed(answer['reserve'], [kind['machine'] for kind in answer['kinds']])} "
         "Ranks with unequal numbers of micro-batches need a data loader and a weighted mean of "
         "gradients of your own.")])
 
