@@ -200,6 +200,62 @@ def test_programs_of_another_form(program, settings, expected):
     assert [each.disease for each in found] == expected, found
 
 
+# --- the evidence ---------------------------------------------------------------------------------
+
+def reducing_in_other_orders():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(3)))
+    torch.manual_seed(dist.get_rank())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def reduce():
+        for p in [*model.parameters()][::-1 if dist.get_rank() else 1]:
+            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad)
+
+    for _ in range(4):
+        _step(model, optimizer, *_batch(), reduce)
+
+
+def drifting_slowly():
+    """Each rank takes its own gradient; the first weight is so large that its norm stays."""
+    model = _mlp()
+    model[0].weight.data += 100
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    dist.broadcast(model[0].weight.detach(), 0)
+    for _ in range(6):
+        _step(model, optimizer, *_batch())
+
+
+def clipping_by_the_largest():
+    """Each rank has its own half of the layer, and all of the bias."""
+    torch.manual_seed(dist.get_rank())
+    half, bias = nn.Parameter(torch.randn(20, 10)), nn.Parameter(torch.ones(10))
+    optimizer = torch.optim.SGD([half, bias], 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        ((_batch(seed=0)[0] @ half).square().mean() + bias.square().sum()).backward()
+        norm = nn.utils.get_total_norm([half.grad, bias.grad])
+        dist.all_reduce(norm, dist.ReduceOp.MAX)
+        half.grad /= norm
+        bias.grad /= norm
+        optimizer.step()
+
+
+@pytest.mark.parametrize("program, settings, evidence", [
+    (reducing_in_other_orders, {},
+     r"rank 0: .*\(gradient of 0.weight\).*; ranks 1, 2: .*\(gradient of 2.weight\)"),
+    (drifting_slowly, {}, r"all weights differ .*: 3.\w+ has norms ([\d.]+), (?!\1)"),
+    (clipping_by_the_largest, {}, r"norms is taken, [\d.]+; the smallest is [\d.]+\. (?!.*\d)"),
+    (summed, {}, r"the gradient is 3 times their mean \(6 of 6 steps\)"),
+    (attending, {"lengths": (512, 1024, 512)},
+     r"computes [\d,]+ MFLOP in a step, the others [\d,]+ \("),
+])
+def test_a_sentence_is_true_of_the_program(program, settings, evidence):
+    found = diagnose(observe(program, 3, **settings))
+    assert len(found) == 1 and re.search(evidence, found[0].evidence), found
+
+
 # --- a program that has not heard of ranklab ------------------------------------------------------
 
 PLAIN = """
@@ -270,6 +326,10 @@ def test_what_cannot_be_judged_is_said(tmp_path):
     assert "is no module" in command(tmp_path, "nothing.here", status=2)
     (tmp_path / "wrong.py").write_text("raise SystemExit(3)")
     assert "observed: exit code 3" in command(tmp_path, "wrong.py", status=2, ranks=())
+    (tmp_path / "early.py").write_text("import torch.distributed as dist\n"
+                                       "dist.init_process_group('gloo')\nint('no number')\n")
+    said = command(tmp_path, "early.py", status=1)
+    assert "did not come to a step" in said and "none of the known" not in said
 
 
 # --- pieces ---------------------------------------------------------------------------------------

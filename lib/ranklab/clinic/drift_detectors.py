@@ -6,7 +6,7 @@ A detector takes the Ranks of a run (trace.py); it returns its evidence, a sente
 import math
 from itertools import combinations
 
-from ranklab.clinic.replicas import copies, gives_gradient, list_of, name_of, with_same_data
+from ranklab.clinic.replicas import copies, gives_gradient, list_of, most_apart, with_same_data
 from ranklab.engine.report import rank_names
 
 
@@ -32,14 +32,12 @@ def _drift(group, subset=None):
             or any(_gives_weights(r, steps[first][0].number) for r in group)):
         return None
     places, numbers = gaps[first], [r.number for r in group]
-    names = [name_of(steps[0][0], place) for place in places]
-    norms = [step.weights[places[0]].norm for step in steps[-1]]
     subject = "all weights" if len(places) == len(steps[0][0].weights) else (
         f"{len(places)} of {len(steps[0][0].weights)} weights")
     start = "these weights whole" if subset else "the same weights"
     return (f"{rank_names(numbers)} begin with {start}; from step {steps[first][0].number} "
             f"on {subject} differ between them, and no step makes them alike again: "
-            f"{names[0]} has norms {list_of(norms)} in the end. "
+            f"{most_apart(steps[-1], gaps[-1])} in the end. "
             + _why(group, steps[first - 1], steps[first], places))
 
 

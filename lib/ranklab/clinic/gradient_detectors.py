@@ -4,13 +4,14 @@ A detector takes the Ranks of a run (trace.py); it returns its evidence, a sente
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from statistics import median
 
-from ranklab.clinic.replicas import MOST, name_of, repeats_a_batch, replicas, together
+from ranklab.clinic.replicas import (
+    MOST, NEAR, in_digits, name_of, repeats_a_batch, replicas, shares, together)
 from ranklab.engine.report import rank_names
 
-NEAR = 0.02  # rounding to bfloat16 in messages may change that much
+MANY = 8  # names that a list has at most
 
 
 # --- combined by the wrong operation --------------------------------------------------------------
@@ -18,7 +19,8 @@ NEAR = 0.02  # rounding to bfloat16 in messages may change that much
 def wrong_reduction(ranks):
     """Find numbers of several ranks that are combined by the wrong operation, such as sum for mean.
     """
-    return _largest_norm(ranks) or _sum_for_mean(ranks) or _scattered_sum(ranks)
+    return (_largest_norm(ranks) or _some_sums(ranks) or _sum_for_mean(ranks)
+            or _scattered_sum(ranks))
 
 
 def _largest_norm(ranks):
@@ -31,10 +33,11 @@ def _largest_norm(ranks):
             if call.kind == "all_reduce" and call.op == "MAX" and is_norm:
                 norms = [peer_call.norm for r in ranks for peer_call in r.calls
                          if (peer_call.group, peer_call.number) == (call.group, call.number)]
-                whole = math.hypot(*norms)
                 if min(norms) < 0.999 * max(norms) and not replicas(ranks):
-                    return (f"at {call.line} the largest of the ranks' norms is taken, "
-                            f"{max(norms):.3g}; the norm of all their parts is {whole:.3g}")
+                    low, high = in_digits([min(norms), max(norms)])
+                    return (f"at {call.line} the largest of the ranks' norms is taken, {high}; the "
+                            f"smallest is {low}. Each rank has a part of the gradient, and the "
+                            "norm of the whole is larger than that of any part")
     return None
 
 
@@ -55,9 +58,42 @@ def _sum_for_mean(ranks):
             if R > 1 and is_sick and sum(is_sick) >= MOST * len(steps):
                 fault = ("sum their gradients, and nobody divides: each rank's loss is a mean" if
                          divisor == 1 else f"average gradients of losses that are {R} times a mean")
-                return (f"{rank_names(r.number for r in group)} {fault}, so a step is {R} times as "
-                        f"long as one of their mean ({sum(is_sick)} of {len(steps)} steps)")
+                return (f"{rank_names(r.number for r in group)} {fault}, so the gradient is {R} "
+                        f"times their mean ({sum(is_sick)} of {len(steps)} steps). {_effect(R)}")
     return None
+
+
+def _some_sums(ranks):
+    """Find parameters whose gradients are summed in the steps that average all others.
+
+    All losses must be means, and a gradient that is the same on all ranks is no evidence.
+    """
+    for group in replicas(ranks):
+        R, steps, by_place = len(group), together(group), defaultdict(list)
+        for each in steps:
+            weights = _weights(each)
+            if weights and all(_is_near(weight, R) for weight in weights):
+                for place, share in shares(each).items():
+                    if len({str([dots[place] for dots in step.local]) for step in each}) == R:
+                        by_place[place].append(share)
+        usual = {place: median(found) for place, found in by_place.items()
+                 if len(found) > 3 and len(found) >= MOST * len(steps)
+                 and sum(_is_near(share, median(found)) for share in found) >= MOST * len(found)}
+        summed = [place for place, share in usual.items() if _is_near(share, 1)]
+        if summed and len(summed) < len(usual) and all(
+                _is_near(share, 1 if place in summed else 1 / R) for place, share in usual.items()):
+            names = [name_of(steps[0][0], place) for place in summed]
+            return (f"{rank_names(r.number for r in group)} average the gradients of "
+                    f"{len(usual) - len(summed)} parameters, but sum those of {len(summed)}, and "
+                    f"nobody divides: each rank's loss is a mean, so these gradients are {R} times "
+                    f"their mean. They are {', '.join(names[:MANY])}"
+                    + f" and {len(names) - MANY} others" * (len(names) > MANY))
+    return None
+
+
+def _effect(times):
+    """Return a sentence on steps whose gradient is this many times too large."""
+    return f"Without clipping, SGD's steps are {times} times as long; Adam's hardly change"
 
 
 def _scattered_sum(ranks):
@@ -90,8 +126,8 @@ def micro_steps_summed(ranks):
         if accumulated and sum(is_sick) >= MOST * len(steps):
             K = _micro_steps(accumulated[0])
             return (f"in {sum(is_sick)} of {len(steps)} steps the gradients of {K} micro-steps are "
-                    f"added up, whose losses are means, and no loss is divided by {K}: a step is "
-                    f"{K} times as long as one of their mean")
+                    f"added up, whose losses are means, and no loss is divided by {K}: the "
+                    f"gradient is {K} times their mean. {_effect(K)}")
     return None
 
 
@@ -147,12 +183,7 @@ def _like_backwards(steps):
 
 def _share(steps):
     """Return the optimizer's gradient as a multiple of the sum of all ranks' in this step."""
-    shares = []
-    for place, final in enumerate(steps[0].final):
-        dots = [dots[place] for step in steps for dots in step.local if dots[place] is not None]
-        if final and abs(sum(dots)) > 1e-3 * sum(map(abs, dots)):
-            shares.append(final.dot / sum(dots) / steps[0].clip / steps[0].unscale)
-    return median(shares) if shares else math.nan
+    return median(shares(steps).values() or [math.nan])
 
 
 def _weights(steps):

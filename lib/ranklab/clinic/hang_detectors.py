@@ -31,7 +31,8 @@ def collective_order(ranks):
             for rank, rank_calls in calls.items():
                 if len(rank_calls) > number:
                     call = rank_calls[number]
-                    callers[f"{_describe(call)} at {call.line}"].append(rank)
+                    tensor = _tensor_name(call, _by_number(ranks, rank))
+                    callers[f"{_describe(call)}{tensor} at {call.line}"].append(rank)
             text = "; ".join(f"{rank_names(members)}: {call}" for call, members in callers.items())
             return (f"call {number} in {_group_name(group, ranks)} is not the same on its ranks: "
                     f"{text}")
@@ -223,8 +224,11 @@ def straggler(ranks):
     if not slow or usual.max() < LEAST:
         return None
     rest = usual[[i for i in range(len(alike)) if i != slow[0]]]
-    return (f"rank {alike[slow[0]].number} computes {usual[slow[0]]:.3g} MFLOP in a step, the "
-            f"others {rest.min():.3g} to {rest.max():.3g} (median of {len(flops)} steps)")
+    least, most = (f"{number:,.0f}" for number in (rest.min(), rest.max()))
+    others = f"the others {least} to {most}" if least != most else (
+        f"the other{'s' * (len(rest) > 1)} {most}")
+    return (f"rank {alike[slow[0]].number} computes {usual[slow[0]]:,.0f} MFLOP in a step, "
+            f"{others} (median of {len(flops)} steps)")
 
 
 DETECTORS = {each.__name__: each for each in (
@@ -352,6 +356,14 @@ def _describe(call):
     root = "" if call.root is None else f" from rank {call.root}"
     root = root.replace("from", "to") if call.kind == "reduce" else root
     return f"{call.kind} of {call.digest.numel:,} numbers{root}"
+
+
+def _tensor_name(call, rank):
+    """Return " (gradient of NAME)" if the call's input is a parameter or its gradient, else ""."""
+    kind, _, place = call.tensor.partition(" ")
+    names = rank.steps[0].names if len({step.optimizer for step in rank.steps}) == 1 else []
+    known = names[int(place)] if place and int(place) < len(names) else ""
+    return (f" ({kind} of {known})" if known else f" ({call.tensor})") if kind else ""
 
 
 def _group_name(group, ranks):

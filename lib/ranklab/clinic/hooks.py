@@ -170,7 +170,7 @@ def _before_step(observer, optimizer):
             pending=[line for _, line, reduces in observer.pending if reduces],
             outside=len(outside),
             embeddings=[i for i, p in enumerate(params) if address_of(p) in observer.embed],
-            norms=observer.norms, halves=observer.halves, clip=observer.clip,
+            norms=observer.norms, twins=observer.twins, clip=observer.clip,
             unscale=observer.unscale, begins=observer.begins, anew=not optimizer.state)
 
 
@@ -192,7 +192,9 @@ def _write_step(observer, optimizer):
         params = [plain(p) for group in optimizer.param_groups for p in group["params"]]
         norms = torch._foreach_norm([p for p in params if has_numbers(p)], dtype=torch.float64)
         finite = not norms or bool(torch.stack([*norms]).isfinite().all())
-        observer.lines.write("step", *Step(**observer.step, finite=finite,
+        begun = wrappers.state_of(optimizer.param_groups, optimizer.state) if (
+            observer.step.pop("anew")) else []
+        observer.lines.write("step", *Step(**observer.step, finite=finite, begun=begun,
                                            memory=observer.bytes_alive()))
 
 
@@ -244,14 +246,18 @@ def _enters(observer, args):
 def _sums(observer, model):
     if not observer.sums and observer.optimizers:
         observer.model = weakref.ref(model)
-        digests = [digest_of(*(p for p in params if p.requires_grad))
-                   for params in (model.parameters(), observer.parameters())]
-        observer.sums = [digest.sum for digest in digests]
+        used, held = ([p for p in params if p.requires_grad]
+                      for params in (model.parameters(), observer.parameters()))
+        digests = [digest_of(*used), digest_of(*held)]
         observer.norms = [digest.norm for digest in digests]
-        held = {id(p) for p in observer.parameters()}
-        observer.halves = [(name, p.numel(), digest_of(p).norm)
-                           for name, p in model.named_parameters() if p.requires_grad
-                           and id(p) not in held and p.dtype in (torch.float16, torch.bfloat16)]
+        dtypes = {p.dtype for p in used}
+        if len(dtypes) == 1 and dtypes < {torch.float16, torch.bfloat16}:  # of float32 masters
+            digests[1] = digest_of(*(plain(p).to(*dtypes) for p in held))
+        observer.sums = [digest.sum for digest in digests]
+        optimized = {id(p) for p in observer.parameters()}
+        observer.twins = [(name, p.numel(), digest_of(p).norm)
+                          for name, p in model.named_parameters()
+                          if p.requires_grad and id(p) not in optimized]
 
 
 @quiet

@@ -78,7 +78,7 @@ class Observer:
         self.embed, self.scattered = set(), {}
         self.fresh = {}  # storage of a mask -> its place in masks
         self.places, self.clip, self.unscale = None, 1.0, 1.0
-        self.norms, self.halves, self.nll_calls = [], [], 0  # losses before their log_softmax
+        self.norms, self.twins, self.nll_calls = [], [], 0  # losses before their log_softmax
 
     def fail(self, error):
         """Record an observer's error, once for each kind of error."""
@@ -335,14 +335,22 @@ def words_of_program():
 
 @functools.lru_cache(None)
 def _loops_of(filename):
-    """List (first line, last line, names that it sets) for each for loop in this file."""
+    """List (first line, last line, names that it sets) for each loop or comprehension in the file.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except SyntaxError:  # for example, a notebook's magic
         return []
     return [(node.lineno, node.end_lineno,
-             [name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)])
-            for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor))]
+             [name.id for target in _targets(node) for name in ast.walk(target)
+              if isinstance(name, ast.Name)])
+            for node in ast.walk(tree) if _targets(node)]
+
+
+def _targets(node):
+    """List the targets of a for loop or of a comprehension, else []."""
+    each = [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
+    return [loop.target for loop in each]
 
 
 def _frame_of_program():

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 
 MOST = 0.8  # share of the steps that must show a disease
+NEAR = 0.02  # rounding to bfloat16 in messages may change that much
 
 
 def together(ranks):
@@ -44,6 +45,20 @@ def copies(ranks):
     return [group for group in groups.values() if len(group) > 1]
 
 
+def shares(steps):
+    """Return {place of a parameter: the optimizer's gradient as a multiple of the sum of all ranks'
+    in this step}, without places where the ranks' gradients cancel out, or are not known.
+
+    The clipping and unscaling that the observer has seen are left out.
+    """
+    result = {}
+    for place, final in enumerate(steps[0].final):
+        dots = [dots[place] for step in steps for dots in step.local if dots[place] is not None]
+        if final and abs(sum(dots)) > 1e-3 * sum(map(abs, dots)):
+            result[place] = final.dot / sum(dots) / steps[0].clip / steps[0].unscale
+    return result
+
+
 def repeats_a_batch(step):
     """Return whether a batch entered the model twice, as in L-BFGS or sharpness-aware training."""
     batches = list(map(str, step.rows))
@@ -80,5 +95,33 @@ def name_of(step, place):
     return step.names[place] or f"parameter {place}"
 
 
+def most_apart(steps, places):
+    """Return what differs most between these steps' weights: "NAME has norms 1.02, 1.03".
+
+    It gives the norms, or the sums if all norms are equal.
+    """
+    for kind in ("norm", "sum"):
+        numbers = {place: [getattr(step.weights[place], kind) for step in steps]
+                   for place in places}
+        place, most = max(numbers.items(), key=lambda item: _gap(item[1]))
+        if len({*most}) > 1:
+            return f"{name_of(steps[0], place)} has {kind}s {list_of(most)}"
+    return f"one of them is {name_of(steps[0], places[0])}"
+
+
+def _gap(numbers):
+    size = max(map(abs, numbers))
+    return (max(numbers) - min(numbers)) / size if 0 < size < math.inf else 0.0
+
+
 def list_of(numbers):
-    return ", ".join(f"{number:.4g}" for number in numbers)
+    return ", ".join(in_digits([*numbers]))
+
+
+def in_digits(numbers):
+    """List the numbers as texts: four digits, or more if unequal ones would look equal."""
+    for digits in range(4, 18):
+        texts = [f"{number:.{digits}g}" for number in numbers]
+        if len({*texts}) == len({*numbers}):
+            break
+    return texts

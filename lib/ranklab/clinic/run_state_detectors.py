@@ -4,6 +4,7 @@ A detector takes the Ranks of a run (trace.py); it returns its evidence, a sente
 """
 
 import itertools
+from collections import Counter
 from statistics import median
 
 LARGEST = 20  # times the largest number of all other batches: healthy data is never that large
@@ -113,17 +114,26 @@ def _most_apart(times, steps):
 
 
 def optimizer_not_restored(ranks, before):
-    """Find a resume that reads the optimizer's moments, while its optimizer begins without them."""
+    """Find a resume that reads the optimizer's moments, while its optimizer begins without them.
+
+    An optimizer for which these moments are not, by their names and sizes, is no resume.
+    """
     digests = {bits for r in [*ranks, *before] for _, _, bits, _ in r.saves}
     for r in ranks:
-        for steps, _, bits, has_moments in r.loads:
+        for steps, _, bits, states in r.loads:
             first = next((step for step in r.steps if step.number >= steps), None)
-            if has_moments and bits in digests and first and first.anew and (
-                    steps not in r.restores):
+            if bits in digests and first and steps not in r.restores and any(
+                    _fits(state, first.begun) for state in states):
                 return (f"after {steps} steps rank {r.number} reads a file that this training has "
                         f"saved, with the optimizer's state; no load_state_dict of an optimizer "
                         f"follows, and the next step, {first.number}, begins with an empty state")
     return None
+
+
+def _fits(state, begun):
+    """Return whether an optimizer that has begun with `begun` could have gone on from `state`."""
+    sizes, own_sizes = (Counter(each[-1]) for each in (state, begun or state))
+    return state[:-1] == begun[:-1] and (sizes <= own_sizes or own_sizes <= sizes)
 
 
 def old_shard(ranks):

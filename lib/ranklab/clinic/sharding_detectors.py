@@ -5,7 +5,7 @@ A detector takes the Ranks of a run (trace.py); it returns its evidence, a sente
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import combinations
 
 from ranklab.clinic import detectors
@@ -85,7 +85,8 @@ def stale_weights(ranks):
         if fresh[0] and held[0] and behind:
             return (f"in {len(fresh) - sum(fresh)} of {len(fresh)} steps the model's weights are "
                     f"{behind} step(s) older than those that the optimizers hold. In step 2 they "
-                    f"add up to {used[2]:.6g} in the model and {held[2]:.6g} in the optimizers")
+                    f"add up to {used[2]:.6g} in the model and, in its dtype, {held[2]:.6g} in "
+                    "the optimizers")
     return _never_copied(ranks)
 
 
@@ -107,16 +108,24 @@ def _whole_model_stays(rank):
 
 
 def _weight_stays(rank):
-    """Find one such weight of the model, in 16 bits, whose copy in the optimizer changes."""
-    steps = [step for step in rank.steps if step.halves and step.weights]
-    for name, numel, start in steps[0].halves if len(steps) > 4 else ():
-        norms = {norm for step in steps for each, _, norm in step.halves if each == name}
+    """Find one such weight of the model whose copy in the optimizer changes, as others' do.
+
+    A model of which no weight changes may be another one, such as a target network.
+    """
+    steps = [step for step in rank.steps if step.twins and step.weights]
+    norms_of = defaultdict(set)
+    for step in steps:
+        for name, _, norm in step.twins:
+            norms_of[name].add(norm)
+    if len(steps) <= 4 or max(map(len, norms_of.values()), default=0) <= 4:
+        return None
+    for name, numel, start in steps[0].twins:
         masters = [i for i, digest in enumerate(steps[0].weights) if digest.numel == numel
                    and math.isclose(digest.norm, start, rel_tol=ROUNDED)]
         changes = [i for i in masters if len({step.weights[i].norm for step in steps}) > 4]
-        if len(norms) == 1 and masters and masters == changes:
+        if len(norms_of[name]) == 1 and masters and masters == changes:
             return (f"on rank {rank.number} {name} of the model keeps its norm of {start:.6g} for "
-                    f"{len(steps)} steps; the optimizer's copy of it in float32 moves, to "
+                    f"{len(steps)} steps; the optimizer's copy of it moves, to "
                     f"{steps[-1].weights[masters[0]].norm:.6g}")
     return None
 

@@ -63,9 +63,10 @@ class Step(NamedTuple):
     rows: list  # bits of examples that entered the model
     largest: float  # number that entered the model
     masks: list  # (bits of a dropout mask, bits of the tensor it was applied to)
-    sums: list  # of the weights used by the model, and of those held by optimizers; or []
-    norms: list  # of the same weights
-    halves: list  # (name, numbers, norm) of the model's 16-bit weights that no optimizer holds
+    sums: list  # of the weights used by the model, and of those that optimizers hold, rounded to
+                # the model's dtype if it has 16 bits; or []
+    norms: list  # of the same weights, not rounded
+    twins: list  # (name, numbers, norm) of the model's weights that no optimizer holds
     memory: int  # bytes in use
     pending: list  # lines of reductions that have not been waited for
     outside: int  # parameters of the model that have a gradient and no optimizer
@@ -73,7 +74,7 @@ class Step(NamedTuple):
     clip: float  # factor of torch's clipping on the gradients
     unscale: float  # factor of torch's GradScaler on the gradients
     begins: list  # the line at which each backward began
-    anew: bool  # the optimizer has no state yet
+    begun: list  # wrappers.state_of after this step, if the optimizer had no state before it
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Rank:
     calls: list = field(default_factory=list)
     steps: list = field(default_factory=list)
     norms: list = field(default_factory=list)  # (number, bits, norm): batch norm's means, in eval()
-    loads: list = field(default_factory=list)  # (steps so far, its step, bits, has moments)
+    loads: list = field(default_factory=list)  # wrappers.Version
     restores: list = field(default_factory=list)  # steps before an optimizer's load_state_dict
     changes: list = field(default_factory=list)  # (tensor, its reduction's line, the change's line)
     saves: list = field(default_factory=list)

@@ -3,12 +3,14 @@
 A detector takes the Ranks of a run (trace.py); it returns its evidence, a sentence, or None.
 """
 
+import math
 from collections import defaultdict
 from itertools import combinations
 from statistics import median
 
 from ranklab.clinic.replicas import (
-    MOST, copies, gives_gradient, list_of, name_of, replicas, targets_of, together)
+    MOST, NEAR, copies, gives_gradient, list_of, most_apart, replicas, shares, targets_of,
+    together)
 from ranklab.engine.report import rank_names
 
 UNEVEN = 1.1  # ratio of weights: 22 of 64 examples on one of three ranks are not a disease
@@ -24,11 +26,9 @@ def unsynchronised_start(ranks):
         places = [place for place, digests in enumerate(zip(*(step.weights for step in first)))
                   if len({digest.bits for digest in digests}) > 1]
         if places:
-            place = places[0]
-            norms = [step.weights[place].norm for step in first]
             return (f"at the first step {len(places)} of {len(first[0].weights)} parameters differ "
                     f"between {rank_names(r.number for r in group)}, which then take the same "
-                    f"gradient: {name_of(first[0], place)} has norms {list_of(norms)}")
+                    f"gradient: {most_apart(first, places)}")
     return None
 
 
@@ -66,15 +66,18 @@ def token_mean(ranks):
     """Find steps in which an example has more weight on one rank, or in one backward, than another.
     """
     ratios = []  # (largest weight / smallest weight, loss of the smallest, of the largest)
-    for group in replicas(ranks) or [ranks] * any(
+    groups = replicas(ranks)
+    for group in groups or [ranks] * any(
             gives_gradient(call) for r in ranks for call in r.calls):
         for steps in together(group):
-            losses = [loss for step in steps for loss in step.losses if loss.count]
+            losses = [loss._replace(weight=loss.weight * step.unscale)
+                      for step in steps for loss in step.losses if loss.count]
             if len({step.backwards for step in steps}) == 1 and losses and (
                     {len(step.losses) for step in steps} == {steps[0].backwards}):
                 low = min(losses, key=lambda loss: loss.weight)
                 high = max(losses, key=lambda loss: loss.weight)
-                ratios.append((high.weight / low.weight if low.weight > 0 else 1, low, high))
+                is_even = low.weight <= 0 or groups and not _are_added(steps)
+                ratios.append((1 if is_even else high.weight / low.weight, low, high))
     uneven = [entry for entry in ratios if entry[0] > UNEVEN]
     if not uneven or len(uneven) < len(ratios) / 2:  # by chance, some steps are even
         return None
@@ -82,6 +85,19 @@ def token_mean(ranks):
     return (f"in {len(uneven)} of {len(ratios)} steps targets weigh differently: one of "
             f"{high.count:.0f} targets weighs {times:.2f} times as much as one of "
             f"{low.count:.0f} in the same step")
+
+
+def _are_added(steps):
+    """Return whether the optimizer's gradient is a multiple of the sum of all ranks' in this step.
+
+    Otherwise they were changed before, as by a loss scale of each rank that is divided out again:
+    then the weights in the losses say nothing about the gradient.
+    """
+    each = [*shares(steps).values()]
+    if len(each) == 1:  # one number is always a multiple of another
+        return any(math.isclose(each[0], share, rel_tol=NEAR) for share in (1, 1 / len(steps)))
+    usual = median(each or [0])
+    return bool(each) and median(abs(share - usual) for share in each) < NEAR / 2 * abs(usual)
 
 
 def batch_norm(ranks):

@@ -105,7 +105,7 @@ class Version(NamedTuple):
     steps: int  # of the optimizer so far
     step: int | None  # that the file itself names
     bits: int  # of all its tensors; 0: it has none
-    has_moments: bool
+    states: list  # state_of, for each optimizer's state in it that is not empty
 
 
 def _version(observer, content):
@@ -113,9 +113,21 @@ def _version(observer, content):
     step = next((int(entries[name]) for name in STEP_NAMES
                  if isinstance(entries.get(name), (int, float, torch.Tensor))), None)
     with _disable_current_modes(), torch.no_grad():
-        return Version(observer.steps, step, digest_of(*tensors_in(content)).bits, any(
-            isinstance(entry, dict) and bool(entry.get("state")) and "param_groups" in entry
-            for entry in (content, *entries.values())))
+        return Version(observer.steps, step, digest_of(*tensors_in(content)).bits, [
+            state_of(entry["param_groups"], entry["state"])
+            for entry in (content, *entries.values())
+            if isinstance(entry, dict) and entry.get("state") and "param_groups" in entry])
+
+
+def state_of(groups, state):
+    """Describe an optimizer's state: for how many parameters, the names in it, whether the decay is
+    AdamW's (which has Adam's names), and the sizes of each parameter's largest tensors.
+    """
+    sizes = [max((tensor.numel() for tensor in tensors_in(entry)), default=0)
+             for entry in state.values()]
+    return [sum(len(group["params"]) for group in groups),
+            sorted({str(name) for entry in state.values() for name in entry}),
+            any(group.get("decoupled_weight_decay", False) for group in groups), sorted(sizes)]
 
 
 def samplers(observer):

@@ -84,10 +84,12 @@ def _judge(ranks, launch, launch_count, before, beside):
     Returns: True where something is found
     """
     findings = diagnose(ranks, before, beside)
+    failed_early = not any(r.steps for r in ranks) and any(r.fate != "returned" for r in ranks)
     print((f"launch {launch} of {launch_count}: " if launch_count > 1 else "") +
           f"{count_ranks(len(ranks))}, {max(len(r.steps) for r in ranks)} steps of an optimizer, "
           f"{max(len(r.calls) for r in ranks)} collectives and messages: "
-          + ("" if findings else "none of the known diseases is seen"))
+          + ("" if findings else "it did not come to a step, so most diseases could not be seen"
+             if failed_early else "none of the known diseases is seen"))
     for disease, evidence in findings:
         print(f"  {disease}\n    {evidence}")
     for line in whereabouts(ranks):
