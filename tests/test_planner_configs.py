@@ -13,7 +13,9 @@ import pytest
 
 from ranklab.planner import hf_config
 from ranklab.planner.catalog import MODELS, find_model, of_config
+from ranklab.planner.export import megatron_arguments
 from ranklab.planner.hf_config import FAMILIES, by_fields, read_config
+from ranklab.planner.plan import Plan
 
 transformers = pytest.importorskip("transformers")
 CONFIGS = json.loads(Path(__file__).with_name("configs.json").read_text())
@@ -54,6 +56,12 @@ def test_a_family_is_read_by_its_fields_as_it_is_measured(name):
                   "top_k", "shared", "dense", "vocab"):
         if not (field == "kv_heads" and measured.attention_numbers):
             assert getattr(read, field) == getattr(measured, field), field
+
+
+def test_biases_of_experts_are_no_width():
+    model = of_config(KNOWN["gpt-oss-120b"]["config"])
+    assert (model.expert_ffn, model.gated) == (2880, True)
+    assert "--moe-ffn-hidden-size 2880 " in megatron_arguments(model, Plan(dp=8, ep=8))
 
 
 def test_each_family_is_held_to_transformers():

@@ -132,7 +132,7 @@ def measured(config):
     if any(each.expert.numbers for each in sizes):
         shape = with_experts(shape, sizes, experts, top_k_of(text))
     total = sum(p.numel() for name, p in model.named_parameters()
-                if p.dim() > 1 and not PLACES.search(name))
+                if p.dim() > 1 and not name.endswith("bias") and not PLACES.search(name))
     if abs(shape.parameters / total - 1) > OFF:
         raise ValueError(f"{text.model_type} has {total / 1e9:.4g}B parameters, of which a plan "
                          f"knows {shape.parameters / 1e9:.4g}B: it has parts that are not those of "
@@ -253,7 +253,7 @@ def sizes_of(block, experts, hidden):
     numbers, width = dict.fromkeys(("attention", "shared", "router", "expert", "mlp"), 0), {}
     for name, parameter in block.named_parameters():
         shape = [*parameter.shape]
-        if len(shape) < 2:
+        if len(shape) < 2 or name.endswith("bias"):  # gpt-oss has one of shape (experts, width)
             continue
         kind = ("shared" if "shared" in name else "expert" if experts and "experts" in name
                 else "attention" if re.search("attn|attention", name)
