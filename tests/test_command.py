@@ -148,5 +148,5 @@ def test_the_extra_course_is_what_the_sentence_knows():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     course = project["optional-dependencies"]["course"]
     names = {re.match(r"[\w-]+", text)[0] for text in course}
-    plugins = {"pytest-xdist", "pytest-timeout"}
+    plugins = {"pytest-xdist", "pytest-timeout", "jsonschema"}  # jupyterlab brings the last
     assert names - plugins == set(command.BROUGHT_BY.values()) - {"nbformat"}  # jupytext brings it

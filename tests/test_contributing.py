@@ -12,6 +12,7 @@ RUN = """
 from pathlib import Path
 from ranklab.checks.norm import EXERCISES
 from ranklab.checks.prover import tables
+from ranklab.checks.prover.proof import LIKE
 from ranklab.checks.prover.slips import compiled
 from ranklab.course.check import judge
 from ranklab.interview import bank
@@ -22,7 +23,8 @@ verdict = judge(exercise, compiled(exercise.answer, Path("lib/ranklab/norm.py").
 print("right:", verdict.state, verdict.mistake or "")
 for slip in exercise.mistakes:
     verdict = judge(exercise, *slip.functions(exercise.answer))
-    print("wrong:", verdict.state, "and named" if slip.says == verdict.mistake.hint else verdict)
+    is_named = slip.says == verdict.mistake.hint.removeprefix(LIKE)
+    print("wrong:", verdict.state, "and named" if is_named else verdict)
 print("question:", [q.id for q in bank.load() if q.id == "norm-bytes"])
 """
 

@@ -23,7 +23,7 @@ CAUSE_LIMIT = 5.0  # more seconds, while all failures so far are only lost peers
 
 SMALLEST_STEP = 0.1  # second: a limit does not grow by less
 
-PRELOAD_LIMIT = 180.0  # seconds to import what ranks will need, from a cold disk
+PRELOAD_LIMIT = 180.0  # seconds to import what `preload` names, from a cold disk
 START_LIMIT = 60.0  # seconds until all ranks are up; only then does the learner's time begin
 
 # How long a launch may hold a cell after its `timeout`, at most: 5 s if it hangs or returns
@@ -75,7 +75,10 @@ class WorkerGroup:
         names = [*self.preload, *{*modules.named_in(self.call), *MODULES}]
         if names:
             self.lines.request({"preload": names})
+        if self.preload:  # heavy ones, perhaps
             self.lines.wait_for("preloaded", PRELOAD_LIMIT)
+        elif names:
+            self.lines.wait_for("preloaded")
 
     def _start(self, rank, job_fd):
         report_file = ship.scratch_file()

@@ -17,8 +17,8 @@
 
 A mistake is an edit of the answer, or a function, with one sentence. The sentence is said where the
 learner's function shows the very same as the mistake does, on all ranks: so a hint is never a
-guess. (Where the same is only a few numbers or words, it says so.) Where no mistake fits, the verdict holds facts only: what is seen, what is right, and what is
-special about the case.
+guess. (Where the same is only a few numbers or words, it says so.) Where no mistake fits, the
+verdict holds facts only: what is seen, what is right, and what is special about the case.
 
     observe.py  what a function shows in a stage: on ranks, in groups, or in this process
     compare.py  what is right, and what differs

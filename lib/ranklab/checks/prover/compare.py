@@ -58,7 +58,7 @@ class Told(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A value, and what else the function did there: not judged, but few values tell mistakes apart.
+    """A value, and what else the function did there, which is not judged but tells mistakes apart.
 
     trace  a number; None where the value is right
     """
