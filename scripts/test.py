@@ -49,12 +49,9 @@ def most_jobs():
 
 
 def environment():
-    """Tests find each other's helpers; one that calls make is no part of the make that runs it.
-
-    Python keeps its bytecode, or each process would compile our modules again.
-    """
+    """Tests find each other's helpers; one that calls make is no part of the make that runs it."""
     env = {name: value for name, value in os.environ.items()
-           if not name.startswith(("MAKE", "MFLAGS")) and name != "PYTHONDONTWRITEBYTECODE"}
+           if not name.startswith(("MAKE", "MFLAGS"))}
     path = [str(ROOT / "tests"), env.get("PYTHONPATH")]
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 

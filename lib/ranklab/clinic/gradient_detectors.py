@@ -76,9 +76,9 @@ def _some_sums(ranks):
                 for place, share in shares(each).items():
                     if len({str([dots[place] for dots in step.local]) for step in each}) == R:
                         by_place[place].append(share)
-        usual = {place: median(found) for place, found in by_place.items()
-                 if len(found) > 3 and len(found) >= MOST * len(steps)
-                 and sum(_is_near(share, median(found)) for share in found) >= MOST * len(found)}
+        usual = {place: median(each) for place, each in by_place.items()
+                 if len(each) > 3 and len(each) >= MOST * len(steps)
+                 and sum(_is_near(share, median(each)) for share in each) >= MOST * len(each)}
         summed = [place for place, share in usual.items() if _is_near(share, 1)]
         if summed and len(summed) < len(usual) and all(
                 _is_near(share, 1 if place in summed else 1 / R) for place, share in usual.items()):

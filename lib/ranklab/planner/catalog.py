@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 from ranklab.planner.hf_config import of_config, read_config  # noqa: F401 of_config: for others
-from ranklab.planner.machine import Machine, accelerators, machine, plain, refuse_values
+from ranklab.planner.machine import (
+    Machine, accelerators, machine, refuse_values, with_exponent,
+)
 from ranklab.planner.model import Model
 
 # Shapes of public config.json files and papers (recalled); parameters are tested against names.
@@ -67,11 +69,12 @@ def find_node(name):
         return dataclasses.replace(machine(*NODES[name.lower()]), name=name.lower())
     if name.endswith(".json"):
         return node_of_file(name)
-    if name.lower() not in map(str.lower, accelerators()):
+    try:
+        return machine(name)
+    except ValueError:
         like = similar(name, [*NODES, *accelerators()])
         raise ValueError(f"{name!r} is no node: {', '.join(NODES)}, an accelerator's name, or a "
-                         f".json file{'; similar: ' * bool(like)}{', '.join(like)}")
-    return machine(name)
+                         f".json file{'; similar: ' * bool(like)}{', '.join(like)}") from None
 
 
 def similar(name, names, most=4):
@@ -112,8 +115,8 @@ def node_of_values(values):
     else:
         node = Machine(**values)
     if node.bf16 > node.peak_flops:
-        raise ValueError(f"bf16={plain(node.bf16)} FLOP/s of measured products is above the peak, "
-                         f"peak_flops={plain(node.peak_flops)}")
+        raise ValueError(f"bf16={with_exponent(node.bf16)} FLOP/s of measured products is above "
+                         f"the peak, peak_flops={with_exponent(node.peak_flops)}")
     if node.island and not node.far:
         raise ValueError(f"island={node.island} needs far, a GPU's bytes/s between islands")
     return node

@@ -187,14 +187,14 @@ def built(config):
 def defaults(config, text):
     """Return [a note] on the sizes that the config leaves out, and its class has; or []."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    given = {name for part in parts for name, value in part.items() if value is not None}
-    found = []
+    present = {name for part in parts for name, value in part.items() if value is not None}
+    texts = []
     for names in SIZES:
         name = next((name for name in names if type(getattr(type(text), name, None)) is int), None)
-        if name and not given & {*names} and getattr(text, name) == getattr(type(text), name):
-            found.append(f"{name} {getattr(text, name)}")
-    return [f"left out, and so the default of {type(text).__name__}: {', '.join(found)}"
-            ] if found else []
+        if name and not present & {*names} and getattr(text, name) == getattr(type(text), name):
+            texts.append(f"{name} {getattr(text, name)}")
+    return [f"left out, and so the default of {type(text).__name__}: {', '.join(texts)}"
+            ] if texts else []
 
 
 @contextlib.contextmanager

@@ -109,11 +109,11 @@ def refuse_values(values):
             usual = getattr(machine("H100-SXM-80GB"), name)
             raise ValueError(
                 f"{name}={json.dumps(value)} must be {unit if whole else f'a number of {unit}'}, "
-                f"from {plain(least)} to {plain(most)}{', or 0' * may_be_none}: "
-                f"an H100 has {plain(usual)}")
+                f"from {with_exponent(least)} to {with_exponent(most)}{', or 0' * may_be_none}: "
+                f"an H100 has {with_exponent(usual)}")
 
 
-def plain(number):
+def with_exponent(number):
     """Format a number as 8, 700 or 9.89e14."""
     return re.sub(r"e\+0?", "e", f"{number:.4g}")
 
@@ -127,7 +127,7 @@ def machine(name, node=0, network=0.0):
     Any case of letters will do. Raises ValueError with the known names.
     """
     rows = {row["name"]: row for row in table("hardware_accelerators")}
-    plain = re.sub(r"\s*\(.*\)", "", name).strip()
+    plain = re.sub(r"\s*\(.*\)", "", name).strip()  # in the table's case, if it is there
     plain = {each.lower(): each for each in accelerators()}.get(plain.lower(), plain)
     accelerator = OTHER_NAMES.get(plain, plain)
     if accelerator not in rows:

@@ -58,13 +58,14 @@ class Told(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """A value, and what else the function did there, which is not judged but tells mistakes apart.
+    """A value that tells little; only in a stage without ranks, for the function is called again.
 
-    trace  a number; None where the value is right
+    trace  what is seen, what is right -> what else the function does there: called where they
+           differ, to tell mistakes apart, and not judged
     """
 
     value: Any
-    trace: Any
+    trace: Callable
 
 
 @dataclass(frozen=True)

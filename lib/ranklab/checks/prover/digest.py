@@ -9,7 +9,7 @@ import zlib
 import torch
 
 from ranklab.checks.prover.compare import (
-    Agree, AtMost, InAll, Must, Raised, Told, Traced, value_at,
+    Agree, AtMost, InAll, Must, Raised, Told, Traced, plain, value_at,
 )
 from ranklab.checks.trial import rounding
 
@@ -37,8 +37,18 @@ def of_difference(difference):
         return [_of_text(cause), difference.broken.case]
     items = [*difference.apart.items()][:DIFFERENCES]
     return [len(difference.apart), [
-        [[*step], name, ranks, [of_value(value_at(difference.seen[rank], step, name))
+        [[*step], name, ranks, [_of_one(difference, rank, step, name)
                                 for rank in ranks_kept(ranks)]] for (step, name), ranks in items]]
+
+
+def _of_one(difference, rank, step, name):
+    got = value_at(difference.seen[rank], step, name)
+    due = difference.right[rank][step].values[name]
+    traced = got.value if isinstance(got, Must | Told) else got
+    if not isinstance(traced, Traced):
+        return of_value(got)
+    right = plain(due.be if isinstance(due, Must) else due)
+    return [of_value(traced), of_value(traced.trace(traced.value, right))]
 
 
 def ranks_kept(ranks):
@@ -63,9 +73,7 @@ def _flat(value):
 
 def of_value(value):
     """Return what is kept of one value: of a tensor its type, its shape and four numbers."""
-    value = value[0] if isinstance(value, Agree | Must | Told) else value
-    if isinstance(value, Traced):
-        return [of_value(value.value), of_value(value.trace)]
+    value = plain(value[0] if isinstance(value, Agree | Must) else value)
     if isinstance(value, torch.Tensor):
         return _of_tensor(value)
     if isinstance(value, AtMost | InAll):

@@ -73,18 +73,17 @@ def _see(fn, case):
     before = [*log]
     named = fn(log, **case.options)
     names = sorted(named) if isinstance(named, set | frozenset) else named  # a set has no order
-    yield {KIND: Must(_kind(named), "a list of str"), 
-           NAMES: Told(Traced(names, _chance(fn, case, named)), _apart),
+    yield {KIND: Must(_kind(named), "a list of str"),
+           NAMES: Told(Traced(names, lambda got, due: _chance(fn, case, got, due)), _apart),
            "the log afterwards": Must(log == before or "changed", True)}
 
 
-def _chance(fn, case, named):
+def _chance(fn, case, got, due):
     """Return the power of ten of the false alarms at which a wrong node is named, or not."""
-    if fn is one_after_another or case in REFUSED or _kind(named) != "a list of str":
+    if _kind(got) != "a list of str":
         return None
-    wrong = sorted({*named} ^ {*one_after_another(case.log(), **case.options)})
     return [edge(lambda power: name in fn([*case.log()], 10**power), -30, 1, rounds=18)
-            for name in wrong[:1]] or None
+            for name in sorted({*got} ^ {*due})[:1]] or None
 
 
 def _kind(named):

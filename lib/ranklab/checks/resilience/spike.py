@@ -129,12 +129,15 @@ def _see(fn, case):
     losses = [*case.begin(), *case.end]
     before = repr(losses)
     word = fn(losses, **case.options)
-    # What is wrong in one word may be wrong for many reasons: where is the bound?
-    bound = None if word == case.right else edge(
-        lambda loss: fn([*case.begin(), *case.end[:-1], loss], **case.options) == GO, -100, 100)
-    yield {label: Must(Traced(word, bound), case.right),
+    yield {label: Must(Traced(word, lambda *_: _bound(fn, case)), case.right),
            "`losses` afterwards": Must("as before" if repr(losses) == before else "changed",
                                        "as before")}
+
+
+def _bound(fn, case):
+    """Return the last loss from which on it does not go on: a wrong word has many reasons."""
+    return edge(lambda loss: fn([*case.begin(), *case.end[:-1], loss], **case.options) == GO,
+                -100, 100)
 
 
 QUIET = (

@@ -63,17 +63,16 @@ def _see(fn, case):
     slow = fn(seconds, **case.options)
     name = "the list of false alarms" if case in QUIET else "the list of slow ranks"
     yield {"what it returns": Must(_kind(slow), "a list of int"),
-           name: Traced(slow, _thresholds(fn, case, slow)),
+           name: Traced(slow, lambda got, due: _thresholds(fn, case, got, due)),
            "`seconds` afterwards": Must(torch.equal(seconds, case.seconds()) or "changed", True)}
 
 
-def _thresholds(fn, case, slow):
+def _thresholds(fn, case, got, due):
     """Return the threshold up to which each wrong rank is slow: one list has many reasons."""
-    if fn is by_counting or isinstance(case, Shape) or _kind(slow) != "a list of int":
+    if _kind(got) != "a list of int":
         return None
-    wrong = sorted({*slow} ^ {*by_counting(case.seconds(), **case.options)})
     return [edge(lambda threshold: rank in fn(case.seconds(), **case.options | {
-        "threshold": threshold}), 0.1, 100) for rank in wrong[:2]] or None
+        "threshold": threshold}), 0.1, 100) for rank in sorted({*got} ^ {*due})[:2]] or None
 
 
 def _kind(slow):

@@ -82,9 +82,9 @@ def full_every(model):
     """Return n if one layer of each n, the last, may be the one that sees all tokens: only this n
     gives as many of them as the Model has. 0: no n does, or several do, or all layers have windows.
     """
-    found = [n for n in range(2, model.layers + 1)
+    periods = [n for n in range(2, model.layers + 1)
              if model.layers // n == model.layers - model.windowed]
-    return found[0] if len(found) == 1 else 0
+    return periods[0] if len(periods) == 1 else 0
 
 
 def window_options(model, plan):
@@ -234,14 +234,15 @@ def megatron_differs(model, plan):
 
 def model_unsaid(model):
     """Return [a sentence] on what a Model does not know, and its options."""
-    mine = ("--add-qkv-bias (Qwen2.5), --qk-layernorm (Qwen3), --rotary-base, --norm-epsilon"
-            if model.gated else
-            "--squared-relu (Nemotron-4), or learned positions and biases (GPT-3, OPT) by "
-            "--position-embedding-type learned_absolute and without --disable-bias-linear; ALiBi "
-            "(BLOOM) does not exist there")
+    options = (
+        "--add-qkv-bias (Qwen2.5), --qk-layernorm (Qwen3), --rotary-base, --norm-epsilon"
+        if model.gated else
+        "--squared-relu (Nemotron-4), or learned positions and biases (GPT-3, OPT) by "
+        "--position-embedding-type learned_absolute and without --disable-bias-linear; ALiBi "
+        "(BLOOM) does not exist there")
     sinks = ", --softmax-type learnable (gpt-oss)" if model.experts and model.gated else ""
-    return [f"A plan knows sizes only. Not said here, and yours to add if the model has it: {mine}"
-            f"{sinks}."]
+    return ["A plan knows sizes only. Not said here, and yours to add if the model has it: "
+            f"{options}{sinks}."]
 
 
 def unsaid(plan, *names):
