@@ -280,8 +280,8 @@ def loss_spike__quartiles_of_good_ones(losses, window=64, limit=6.0, patience=3)
     good, bad_in_a_row = deque(maxlen=window), 0
     for i, loss in enumerate(losses):
         far = False
-        if i >= 20 and good:
-            low, middle, high = np.percentile(good, (25, 50, 75))
+        if i >= 20 and len(good) > 1:  # np.percentile takes five times as long
+            low, middle, high = statistics.quantiles(good, n=4, method="inclusive")
             far = loss - middle > max(limit * (high - low) / 1.349, abs(middle) / 100)
         if far or not np.isfinite(loss):
             bad_in_a_row += 1

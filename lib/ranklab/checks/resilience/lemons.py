@@ -47,6 +47,10 @@ def one_hides_another():
     return alone((2, 10, 40, 1), (1, 10, 5, 1), (2, 10, 1, 1), (45, 10, 0, 1))
 
 
+def half_lemons():
+    return alone((20, 10, 40, 1), (1, 10, 5, 1), (19, 10, 1, 1))
+
+
 def new_and_old():
     return alone((40, 10, 1, 1), (160, 10, 0, 1), (1, 1, 3, 1), (1, 600, 0, 1), (1, 150, 8, 5),
                  (1, 10, 2, 0.05))
@@ -137,7 +141,9 @@ SIMPLE = (
     Case("the log of 400 nodes backwards", backwards),
 )
 HIDING = (Case("2 lemons hide a third", one_hides_another),
-          Case("5 lemons hide a sixth, and 6 hide a seventh", hidden))
+          Case("5 lemons hide a sixth, and 6 hide a seventh", hidden),
+          Case("half of 40 nodes are lemons, false_alarms=0.23", half_lemons,
+               {"false_alarms": 0.23}))
 OPTIONS = tuple(Case(f"false_alarms={number}", new_and_old, {"false_alarms": number})
                 for number in (0.001, 1, 20))
 REFUSED = tuple(Case(f"false_alarms={number}, 50 nodes", hidden, {"false_alarms": number})
@@ -184,6 +190,8 @@ LEMONS = Proof(
         Slip("Every node in the log can be a false alarm, not only those that have failed: divide "
              "by the number of all nodes.",
              ("false_alarms / len(days), []", "false_alarms / len(failures), []")),
+        Slip("Divide by the number of all nodes in the log, those that are named included.",
+             ("< limit", "< false_alarms / len(healthy)")),
         Slip("P(X > k) leaves out k itself. Ask for the probability of at least as many failures.",
              (TAIL, TAIL.replace("failures[node],", "failures[node] + 1,"))),
         Slip("That is the probability of exactly as many failures, which is small for every count "

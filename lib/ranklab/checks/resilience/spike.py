@@ -93,6 +93,14 @@ def level():
     return [3.0] * 100
 
 
+def fell():
+    return [6.0] * 30 + [3.0] * 11
+
+
+def rose():
+    return [3.0] * 30 + [6.0] * 10
+
+
 def below():
     return [-3.0] * 100
 
@@ -182,6 +190,7 @@ STAYS = (
     Case("4, 3, 4, 4 after 300 about 3", calm, (4.0, 3.0, 4.0, 4.0), SKIP),
     Case("NaN, NaN and then 3, after 300 about 3", calm, (NAN, NAN, 3.0), GO),
 )
+NARROW = {"window": 21, "patience": 1, "limit": 1e-6}  # one loss more or less turns its median
 OPTIONS = (
     Case("patience=5, four of 4", calm, (4.0,) * 4, SKIP, {"patience": 5}),
     Case("patience=5, five of 4", calm, (4.0,) * 5, BACK, {"patience": 5}),
@@ -189,6 +198,8 @@ OPTIONS = (
     Case("limit=100, a loss of 4", calm, (4.0,), GO, {"limit": 100.0}),
     Case("window=700: from 10 to 3, then 8", fallen, (8.0,), GO, {"window": 700}),
     Case("window=8, patience=6, six of 4", calm, (4.0,) * 6, BACK, {"window": 8, "patience": 6}),
+    Case("window=21, patience=1: 6 for long, 11 times 3, then 4", fell, (4.0,), BACK, NARROW),
+    Case("window=21, patience=1: 3 for long, 10 times 6, then 4", rose, (4.0,), BACK, NARROW),
 )
 CASES = {"what it says": FAR, "what it says of calm losses": CALM,
          "what it says near spikes and NaN": HIDDEN, "what it says of some in a row": STAYS,
@@ -221,6 +232,7 @@ SPIKE = Proof(
     Stage("no false alarm in 1,000 steps of a real run", _see_alarms, REAL),
     mistakes=(
         Slip(ROBUST, (SPREAD, "statistics.pstdev(usual)"),
+             ("statistics.median(usual)", "statistics.fmean(usual)"),
              ("statistics.median(usual)", "statistics.fmean(usual)", SPREAD,
               "statistics.pstdev(usual)")),
         Slip("This looks at all losses. Only the last `window` steps count: a loss that was usual "
@@ -233,7 +245,11 @@ SPIKE = Proof(
         Slip("The losses being judged are among the usual ones here. The usual ones must end "
              "before the last `patience`: a spike must not set its own standard.",
              (USUAL, "losses[-window:]"),
-             (USUAL, "losses[-window - 1:-1]")),
+             (USUAL, "losses[-window - 1:-1]"),
+             (USUAL, "losses[-window - patience + 1:len(losses) - patience + 1]")),
+        Slip("The usual losses end too early here: they are those right before the last "
+             "`patience`.", (USUAL, "losses[-window - patience - 1:-patience - 1]"),
+             (USUAL, "losses[-2 * window - patience:-window - patience]")),
         Slip("A fixed factor ignores how noisy the losses are. Let the losses' own spread decide "
              "how far is far.", (BOUND, "1.5 * middle"), (BOUND, "1.2 * middle"),
              (BOUND, "2 * middle")),
