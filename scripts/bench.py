@@ -28,7 +28,7 @@ dist.destroy_process_group()
 
 
 def sum_of_ones():
-    """The smallest job there is: on each rank, the sum of a one from everybody."""
+    """Return the sum of a one from each rank: the smallest job there is."""
     x = torch.ones(1, device=device())
     dist.all_reduce(x)
     return x.item()
@@ -84,7 +84,7 @@ def _spawned_on_engine(rank, size, folder):
 
 
 def bench_launch():
-    """Time from the call to the result of a first collective on fresh ranks."""
+    """Time a launch from the call to the result of a first collective on fresh ranks."""
     ways = {"launch": by_launch, "torchrun": by_torchrun, "spawn": by_spawn}
     try:
         import ipyparallel  # noqa: F401  (looks whether it is there)
@@ -103,7 +103,7 @@ def bench_launch():
 
 
 def table(seconds, reference):
-    """Each candidate's seconds, and how many times the reference's they are."""
+    """Print each candidate's seconds, and how many times the reference's they are."""
     for name, value in seconds.items():
         print(f"    {name:12} {value:8.3f} s   {value / seconds[reference]:6.1f} x {reference}")
 

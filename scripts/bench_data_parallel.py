@@ -21,7 +21,7 @@ MODELS = {"CNN": lambda: CNN(CNNConfig(in_channels=3, image=32, width=32)),
 
 
 def bench(ranks=(2, 4), models=tuple(MODELS), steps=40):
-    """{(model, ranks): our step time over torch's}, the median of interleaved pairs of steps."""
+    """Return {(model, ranks): our step time over torch's}, the median of interleaved steps."""
     return {(model, R): launch(_ours_over_torch, model, steps, ranks=R, timeout=300)[0]
             for model in models for R in ranks}
 
@@ -48,7 +48,7 @@ def _batch(name):
 
 
 def _step(model, optimizer, x, y):
-    """Seconds of one step, until the slowest rank is done."""
+    """Return the seconds of one step, until the slowest rank is done."""
     wait_for_all()
     start = time.perf_counter()
     optimizer.zero_grad()

@@ -91,7 +91,7 @@ def is_here(module):
 
 
 def tests(folder, text):
-    """{name of the test: its seconds, with what is set up for it}, of one run of pytest."""
+    """Run pytest once; return {name of the test: its seconds, with what is set up for it}."""
     path, report = Path(folder, "test_cost.py"), Path(folder, "report.xml")
     path.write_text(text)
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "ranklab.pytest_plugin",
@@ -104,7 +104,8 @@ def tests(folder, text):
 
 
 def cells_of(first, later):
-    """Seconds of a kernel's cells: the first that has a sum of four ranks, and one more sum."""
+    """Return a kernel's seconds for its first cell with a sum of four ranks, and for one more sum.
+    """
     manager, client = start_new_kernel(stderr=subprocess.DEVNULL)
     try:
         client.execute_interactive(IMPORTS, timeout=60)

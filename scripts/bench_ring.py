@@ -12,7 +12,7 @@ from ranklab.projects.clock import finish, wait_for_all
 
 
 def bench(ranks=(2, 4), nbytes=64 * 2**20, pairs=15):
-    """{ranks: gloo's (NCCL's) time over ours} for one all-reduce, from interleaved runs."""
+    """Return {ranks: the backend's time over ours} for one all-reduce, from interleaved runs."""
     return {R: launch(_ring_against_backend, nbytes, pairs, ranks=R, timeout=300)[0] for R in ranks}
 
 

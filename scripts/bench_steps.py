@@ -87,7 +87,7 @@ def seconds_of_steps(ways):
 
 
 def compare(ways, reference):
-    """The table of `ways`: medians, and the median ratio to `reference` in the same round."""
+    """Print the table of `ways`: medians, and the median ratio to `reference` in the same round."""
     seconds = launch(seconds_of_steps, ways, ranks=RANKS, timeout=300)[0]
     print(f"a step of a GPT with 3.2 million parameters, {RANKS} ranks, median of {ROUNDS}; "
           f"beside it the median ratio to {reference}'s step in the same round")

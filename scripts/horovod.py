@@ -30,7 +30,7 @@ exec g++ "${a[@]}"
 
 
 def check_tools():
-    """What can't be brought by pip is here."""
+    """Raise Stop where something is missing that pip can't bring."""
     if sys.platform != "linux":
         raise Stop("The real Horovod is built on Linux only; ranklab.horovod runs everywhere.")
     if not shutil.which("g++"):
@@ -42,7 +42,7 @@ def check_tools():
 
 
 def has_mpi():
-    """True when MPI's compiler finds its headers."""
+    """Return True when MPI's compiler finds its headers."""
     if not shutil.which("mpicxx"):
         return False
     tried = subprocess.run(["mpicxx", "-E", "-x", "c++", "-"], input=b"#include <mpi.h>\n",
@@ -51,7 +51,7 @@ def has_mpi():
 
 
 def find_cmake():
-    """A command for cmake: the machine's, or else one that pip puts under build/."""
+    """Return a command for cmake: the machine's, or else one that pip puts under build/."""
     if shutil.which("cmake"):
         return "cmake"
     folder, command = PLACE / "cmake", PLACE / "run-cmake"
@@ -76,7 +76,7 @@ def write_script(path, text):
 
 
 def source():
-    """The folder with Horovod's source, downloaded and unpacked once."""
+    """Download and unpack Horovod's source, once; return its folder."""
     folder = PLACE / f"horovod-{VERSION}"
     archive = PLACE / f"horovod-{VERSION}.tar.gz"
     if folder.exists():
@@ -96,7 +96,7 @@ def source():
 
 
 def build(folder, mpi):
-    """The wheel, compiled in `folder`. What the compiler says goes to build.log."""
+    """Compile the wheel in `folder`. What the compiler says goes to build.log."""
     write_script(PLACE / "cxx20", WRAPPER)
     environ = {
         **os.environ, "CXX": str(PLACE / "cxx20"), "MAKEFLAGS": f"-j{JOBS}",
@@ -117,7 +117,7 @@ def build(folder, mpi):
 
 
 def follow(lines, log):
-    """Every tenth percent is on the screen; returns the first line that tells of an error."""
+    """Print every tenth percent; return the first line that tells of an error."""
     shown, wrong = -10, ""
     for line in lines:
         log.write(line)
@@ -131,7 +131,7 @@ def follow(lines, log):
 
 
 def wheel():
-    """A wheel for this Python, this PyTorch and what MPI there is; built where there is none."""
+    """Return a wheel for this Python, PyTorch and MPI; build it where there is none."""
     mpi = has_mpi()
     kind = "py3%d-torch%s-%s" % (sys.version_info[1], importlib.metadata.version("torch"),
                                  "mpi" if mpi else "gloo")
@@ -156,7 +156,7 @@ def wheel():
 
 @contextlib.contextmanager
 def alone():
-    """Only one build at a time works in build/horovod."""
+    """Let only one build at a time work in build/horovod."""
     PLACE.mkdir(parents=True, exist_ok=True)
     with open(PLACE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -164,7 +164,7 @@ def alone():
 
 
 def install():
-    """The real Horovod is in the environment that runs this script, and loads."""
+    """Install the real Horovod into the environment that runs this script, and load it."""
     with alone():
         path, mpi = wheel()
         pip("install", "--quiet", "--no-deps", "--force-reinstall", path,

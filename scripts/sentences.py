@@ -36,7 +36,7 @@ class Stop(Exception):
 
 
 def said_once(work, of_system):
-    """The exit code of `work()`; what stopped it stands on stderr, in one sentence.
+    """Return the exit code of `work()`; print what stopped it on stderr, in one sentence.
 
     of_system  makes the sentence for an OSError: a folder that can't be written, a full disk
     """
@@ -55,13 +55,13 @@ def said_once(work, of_system):
 
 
 def cause(output):
-    """Why an install failed, in a word, from what pip or uv printed; "" where that is new."""
+    """Return in a word why an install failed, from what pip or uv printed; "" where that is new."""
     text = output.lower()
     return next((word for word, signs in SIGNS if any(sign in text for sign in signs)), "")
 
 
 def explain(output, code):
-    """The sentence for a failed install, from what pip or uv printed."""
+    """Return the sentence for a failed install, from what pip or uv printed."""
     here = "Python %s on %s %s" % (platform.python_version(), platform.system(),
                                    platform.machine())
     last = [line for line in output.splitlines() if line.strip()][-1:] or ["no message"]

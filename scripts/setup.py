@@ -36,14 +36,14 @@ VARIABLES = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX",
 
 
 def check_platform():
-    """Only where ranks can run: Linux and macOS pass, Windows is sent to WSL."""
+    """Raise Stop under Windows, which is sent to WSL; Linux and macOS pass."""
     if sys.platform == "win32":
         raise Stop("ranklab needs Linux or macOS: on Windows run `wsl --install` once, "
                    "open the Ubuntu terminal, and do `make lab` there.")
 
 
 def new_enough(python):
-    """True when the command `python` starts and is OLDEST or newer."""
+    """Return True when the command `python` starts and is OLDEST or newer."""
     code = "import sys; sys.exit(sys.version_info[:2] < %r)" % (OLDEST,)
     try:
         return subprocess.call([python, "-c", code], stderr=subprocess.DEVNULL) == 0
@@ -52,7 +52,7 @@ def new_enough(python):
 
 
 def check_python(argv):
-    """This Python is new enough; an old one is replaced by a newer one of this machine."""
+    """Hand over to a newer Python of this machine where this one is too old."""
     if sys.version_info[:2] >= OLDEST:
         return
     for minor in range(OLDEST[1], NEWEST[1] + 1):      # the older ones are the better tried
@@ -65,7 +65,7 @@ def check_python(argv):
 
 
 def check_space(venv, torch):
-    """Refuses to start what can't finish; says it early when only the CUDA wheels would not fit."""
+    """Refuse to start what can't finish; say it early when only the CUDA wheels would not fit."""
     free = shutil.disk_usage(str(venv.parent)).free
     if free < SPACE_NEEDED:
         raise Stop("The disk is nearly full: %.1f GB are free in %s and the packages need %.0f GB; "
@@ -76,14 +76,14 @@ def check_space(venv, torch):
 
 
 def pins():
-    """A hash of everything that decides what is installed."""
+    """Return a hash of everything that decides what is installed."""
     files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
     content = (EXTRAS + NCCL).encode() + b"".join(f.read_bytes() for f in files)
     return hashlib.sha256(content).hexdigest()
 
 
 def read_stamp(venv):
-    """What the last finished set-up wrote, or {}."""
+    """Return what the last finished set-up wrote, or {}."""
     try:
         stamp = json.loads((venv / "ranklab-setup.json").read_text())
         return {"root": stamp["root"], "torch": stamp.get("torch", ""), "pins": stamp["pins"]}
@@ -93,7 +93,7 @@ def read_stamp(venv):
 
 @contextlib.contextmanager
 def alone(venv):
-    """Only one set-up at a time works on `venv`: two pips in one folder would spoil it."""
+    """Let one set-up at a time work on `venv`: two pips in one folder would spoil it."""
     import fcntl                           # not on Windows, which never comes here
     with open(str(venv) + ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,7 +101,7 @@ def alone(venv):
 
 
 def run(command, screen=True):
-    """The exit code of an installer, and what it wrote to stderr, which also goes to the screen.
+    """Run an installer; return its exit code and what it wrote to stderr, also on the screen.
 
     A terminal stays one for the installer, which draws its progress on no other thing.
     """
@@ -131,7 +131,7 @@ def run(command, screen=True):
 
 
 def terminal_like_ours():
-    """The two ends of a new terminal that is as wide as this one."""
+    """Return the two ends of a new terminal that is as wide as this one."""
     import fcntl                           # none of the three is on Windows, which never comes here
     import pty
     import termios
@@ -142,30 +142,30 @@ def terminal_like_ours():
 
 
 def install(*command):
-    """run(), and Stop with the sentence for it where it fails."""
+    """Run an installer; raise Stop with the sentence for it where it fails."""
     code, output = run(command)
     if code:
         raise Stop(explain(output, code), cause(output))
 
 
 def pin(name):
-    """`name` with its pinned version, as constraints.txt has it."""
+    """Return `name` with its pinned version, as constraints.txt has it."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return next(line.split()[0] for line in lines if line.startswith(name + "=="))
 
 
 def numbers(version):
-    """(2, 30, 7), to compare by."""
+    """Return a version as numbers to compare by: (2, 30, 7)."""
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def has_pip():
-    """True when this Python has pip."""
+    """Return True when this Python has pip."""
     return importlib.util.find_spec("pip") is not None
 
 
 def find_uv():
-    """The command `uv`: of the PATH, or what pip fetches into build/uv."""
+    """Return the command `uv`: of the PATH, or what pip fetches into build/uv."""
     path = shutil.which("uv")
     if path:
         said = subprocess.run([path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -183,7 +183,7 @@ def find_uv():
 
 
 def pip_settings():
-    """{setting: value} of pip's files and variables, as `pip install` takes them."""
+    """Return {setting: value} of pip's files and variables, as `pip install` takes them."""
     if not has_pip():
         return {}
     said = subprocess.run([sys.executable, "-m", "pip", "config", "list"], stdout=subprocess.PIPE,
@@ -218,14 +218,14 @@ class Uv:
             self.pins += ["--no-index"]
 
     def arguments(self, *wanted):
-        """The command that installs `wanted`."""
+        """Return the command that installs `wanted`."""
         return [self.command, "pip", "install", "--python", self.venv / "bin" / "python",
                 *self.pins, *wanted]
 
     def lacks(self, *wanted, reasons):
-        """Why `wanted` can't be had, which is one of `reasons`, words of SIGNS; "" where it can.
+        """Return why `wanted` can't be had, one of `reasons`, words of SIGNS; "" where it can.
 
-        error  Stop for another reason
+        Raises: Stop for another reason
         """
         code, output = run(self.arguments("--dry-run", "--no-deps", *wanted), screen=False)
         reason = cause(output) if code else ""
@@ -236,7 +236,7 @@ class Uv:
 
 
 def create(uv, venv):
-    """A fresh, empty environment at `venv`; an older environment there is removed, nothing else."""
+    """Make a fresh, empty environment at `venv`; remove an older environment, nothing else."""
     if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
         raise Stop("%s holds something that is not a Python environment: name another folder "
                    "(VENV=...), or empty this one." % venv)
@@ -245,9 +245,9 @@ def create(uv, venv):
 
 
 def choose_torch(uv, tag):
-    """What to ask uv for, so that PyTorch's wheels of `tag` (cpu, cu128, auto) come.
+    """Return what to ask uv for, so that PyTorch's wheels of `tag` (cpu, cu128, auto) come.
 
-    error  Stop; its cause is "torch's index" where PyTorch's own index is out of reach
+    Raises: Stop; its cause is "torch's index" where PyTorch's own index is out of reach
     """
     # A mirror or a folder that pip was told about comes first; the public index has no tags.
     if tag != "auto":
@@ -267,7 +267,7 @@ def choose_torch(uv, tag):
 
 
 def choose_cpu_if_it_comes(uv):
-    """choose_torch() for the CPU; [] where a CPU's wheels are out of reach."""
+    """Return choose_torch() for the CPU; [] where a CPU's wheels are out of reach."""
     print("No GPU here (nvidia-smi is not on the PATH), so PyTorch's CPU wheels are taken, 0.2 GB; "
           "TORCH=pip takes those with CUDA, 3 GB.", flush=True)
     try:
@@ -287,10 +287,10 @@ def choose_cpu_if_it_comes(uv):
 
 
 def fill(uv, tag):
-    """The pins are installed, and ranklab in place (edits of lib/ count at once).
+    """Install the pins, and ranklab in place (edits of lib/ count at once).
 
     tag  of PyTorch's wheels; "" is the ordinary index's; None is for us to choose
-    returns  the tag that was taken
+    Returns: the tag that was taken
     """
     if tag is None:
         torch = choose_cpu_if_it_comes(uv)
@@ -310,7 +310,7 @@ for each in metadata.distributions():
 
 
 def bring_nccl(uv):
-    """Where a GPU is, an NCCL that lets ranks share it is in the place of torch's, if that can't.
+    """Where a GPU is, replace torch's NCCL by one that lets ranks share it, if torch's can't.
 
     Without it all else works, so that it does not come is no error.
     """
@@ -332,7 +332,7 @@ def bring_nccl(uv):
 
 
 def wheels(asked, stamp):
-    """The tag of PyTorch's wheels: as TORCH= says, else as they are, else None: chosen later."""
+    """Return the tag of PyTorch's wheels: TORCH=, else that of the stamp; None is chosen later."""
     if asked:
         return "" if asked == "pip" else asked
     if stamp:                              # an environment of before we chose holds pip's default
@@ -342,7 +342,7 @@ def wheels(asked, stamp):
 
 
 def setup(venv, asked):
-    """`venv` holds exactly what this checkout asks for; `asked` is what TORCH= says."""
+    """Make `venv` hold exactly what this checkout asks for; `asked` is what TORCH= says."""
     stamp = read_stamp(venv)
     torch = wheels(asked, stamp)
     wanted = {"root": str(ROOT), "torch": torch, "pins": pins()}

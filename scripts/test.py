@@ -40,7 +40,7 @@ def main(argv):
 
 
 def most_jobs():
-    """One more than there are cores, because many tests wait; fewer where memory is short.
+    """Return cores + 1, because many tests wait; fewer where memory is short.
 
     On two cores a fourth job gains nothing: the third keeps both of them busy.
     """
@@ -49,7 +49,7 @@ def most_jobs():
 
 
 def environment():
-    """Tests find each other's helpers; one that calls make is no part of the make that runs it."""
+    """Let tests find each other's helpers; one that calls make is no part of this make."""
     env = {name: value for name, value in os.environ.items()
            if not name.startswith(("MAKE", "MFLAGS"))}
     path = [str(ROOT / "tests"), env.get("PYTHONPATH")]

@@ -38,7 +38,7 @@ def git(*words):
 
 
 def belongs(name, stem):
-    """True where the file `name` of the repository is one of the lab's."""
+    """Return True where the file `name` of the repository is one of the lab's."""
     if name.startswith("lib/ranklab/"):
         return ROOT / name in library_files(stem)
     number, idea = stem[:2], labs.idea(stem)
@@ -48,7 +48,7 @@ def belongs(name, stem):
 
 @functools.cache
 def library_files(stem):
-    """The files of lib/ranklab that the lab runs."""
+    """Return the files of lib/ranklab that the lab runs."""
     own = [path for wing in WINGS for path in files_of(LIB / wing / labs.idea(stem))]
     others = {LIB / labs.idea(other) for other in labs.STEMS if other != stem}
     files, todo = set(), [ROOT / "labs" / "source" / f"{stem}.py", *own]
@@ -63,7 +63,7 @@ def library_files(stem):
 
 
 def files_of(place):
-    """The Python files of a package or of a module."""
+    """Return the Python files of a package or of a module."""
     return [*place.rglob("*.py"), *([place.with_suffix(".py")] * place.with_suffix(".py").exists())]
 
 

@@ -38,7 +38,7 @@ METADATA = {"type": "object", "additionalProperties": False, "properties": {
 
 
 def trimmed(schema):
-    """A node of openAPIV3Schema as JSON Schema."""
+    """Return a node of openAPIV3Schema as JSON Schema."""
     out = {key: schema[key] for key in KEPT if key in schema}
     if schema.get("x-kubernetes-int-or-string"):
         out["type"] = ["integer", "string"]

@@ -93,7 +93,7 @@ docs/pins
 
 
 def lab_page(path, decks, public):
-    """The notebook at `path`, with links to what else there is of the lab below its title."""
+    """Return the notebook at `path`, with links to what else the lab has below its title."""
     stem = path.stem
     links = [f'<a href="../slides/{stem}.html">Deck</a>'] if stem in decks else []
     links += [f"[Interview questions](../questions/{stem}.md)", download(path)]
@@ -104,12 +104,12 @@ def lab_page(path, decks, public):
 
 
 def download(path):
-    """A link to the notebook itself."""
+    """Return a link to the notebook itself."""
     return f'<a href="../notebooks/{path.name}" download>Notebook</a>'
 
 
 def notebook_page(path, links):
-    """The notebook at `path`, `links` below its title; each figure's page text is its own."""
+    """Return the notebook at `path` with `links` below its title and an alt text a figure."""
     notebook = json.loads(path.read_text())
     notebook["cells"][0]["source"] += ["\n\n", " | ".join(links)]
     for cell in notebook["cells"]:
@@ -120,7 +120,7 @@ def notebook_page(path, links):
 
 
 def question_list(questions, answers):
-    """Questions by level, each with the numbers of one seed, below a filter that needs no server.
+    """Return questions by level, with the numbers of one seed, below a filter without a server.
 
     Without JavaScript the filter is hidden, and all of them are shown.
     """
@@ -144,19 +144,19 @@ def question_list(questions, answers):
 
 
 def question_page(stem, name, questions, answers):
-    """A lab's questions."""
+    """Return the page of a lab's questions."""
     short = name.partition(":")[0]
     return (f"# {short}: interview questions\n\n[The lab](../labs/{stem}.ipynb)\n\n"
             + question_list(questions, answers))
 
 
 def list_page(heading, first, lines):
-    """A page that is a list of links."""
+    """Return a page that is a list of links."""
     return "\n".join([f"# {heading}", "", first, "", *(f"- {line}" for line in lines)])
 
 
 def planner_page(slides):
-    """The planner, live where npm could fetch Pyodide; its parts are in build/site/planner/."""
+    """Make the planner's page and build/site/planner/; it is live where npm could fetch Pyodide."""
     try:
         slides.install(PYODIDE.parent.parent, "Pyodide", PYODIDE / RUNTIME[0], "a live planner")
     except slides.Missing as missing:
@@ -178,7 +178,7 @@ def planner_page(slides):
 
 
 def labs(answers):
-    """The notebooks that are shown, by stem; stops where a lab has no solution."""
+    """Return the notebooks that are shown, by stem; stop where a lab has no solution."""
     unsolved = sorted((ROOT / "labs").glob("[0-9][0-9]_*.ipynb"))
     shown = [ROOT / "solutions" / path.name if answers else path for path in unsolved]
     for path in shown:
@@ -188,7 +188,7 @@ def labs(answers):
 
 
 def slides_module():
-    """slides/build.py."""
+    """Load slides/build.py."""
     spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
     slides = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(slides)
@@ -196,7 +196,7 @@ def slides_module():
 
 
 def build_decks(slides):
-    """The stems of the decks that are now in build/site/slides/; none where npm is missing."""
+    """Build the decks into build/site/slides/; return their stems, none where npm is missing."""
     slides.copy_figures(OUT / "slides")            # the start page shows them, with or without npm
     try:
         slides.install_marp()
@@ -208,7 +208,7 @@ def build_decks(slides):
 
 
 def write_source(answers, decks, public=None):
-    """build/site-source/ holds what Sphinx reads."""
+    """Write build/site-source/, which Sphinx reads."""
     shutil.rmtree(SOURCE, ignore_errors=True)
     for folder in ("labs", "questions", "docs"):
         (SOURCE / folder).mkdir(parents=True)
@@ -236,7 +236,7 @@ def write_source(answers, decks, public=None):
 
 
 def write_lists(names, decks, answers):
-    """The two pages that lead to all decks and to all questions."""
+    """Write the two pages that lead to all decks and to all questions."""
     lines = [f'<a href="slides/{stem}.html">{name}</a>' if stem in decks else f"{name}: no deck"
              for stem, name in names.items()]
     (SOURCE / "decks.md").write_text(list_page("Decks", "Ten minutes for each lab.", lines))
@@ -252,7 +252,7 @@ def write_lists(names, decks, answers):
 
 
 def build(answers):
-    """build/site/ holds the site, and nothing of an earlier one."""
+    """Build the site in build/site/, and leave nothing of an earlier one."""
     shutil.rmtree(OUT, ignore_errors=True)
     slides = slides_module()
     write_source(answers, build_decks(slides), start.repository())

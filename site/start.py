@@ -25,7 +25,7 @@ BUTTONS = """**Open in Colab** opens a lab as the repository has it: put
 
 
 def boxes(*each):
-    """SVG's path of these boxes: x, y, width, height."""
+    """Return SVG's path of these boxes: x, y, width, height."""
     return "".join(f"M{x} {y}h{width}v{height}h-{width}z" for x, y, width, height in each)
 
 
@@ -66,7 +66,7 @@ class Repository:
     branch: str = ""
 
     def buttons(self, stem):
-        """{what a button says: where it leads}."""
+        """Return {what a button says: where it leads}."""
         there = f"{self.name}/blob/{self.branch or 'main'}/labs/{stem}.ipynb"
         branch = f"/tree/{self.branch}" if self.branch else ""
         return {"Open in Colab": f"https://colab.research.google.com/github/{there}",
@@ -74,7 +74,7 @@ class Repository:
 
 
 def git(*words):
-    """What git says of this clone; "" where there is no clone, or no git."""
+    """Return what git says of this clone; "" where there is no clone, or no git."""
     try:
         return subprocess.run(["git", f"--git-dir={ROOT / '.git'}", *words], text=True, timeout=20,
                               stdin=subprocess.DEVNULL, capture_output=True).stdout.strip()
@@ -83,7 +83,7 @@ def git(*words):
 
 
 def repository():
-    """The Repository that REPOSITORY names, else git's origin; None, and a sentence, without."""
+    """Return the Repository that REPOSITORY names, else git's origin; print why it is None."""
     asked = os.environ.get("REPOSITORY")
     if (address := asked) is None and (address := git("remote", "get-url", "origin")):
         head = git("symbolic-ref", "--short", "refs/remotes/origin/HEAD")
@@ -100,7 +100,8 @@ def link(text, url, kind=""):
 
 
 def arc(texts):
-    """The parts in their order, each with its drawing, its minutes and links to its labs' cards."""
+    """Return the parts in their order, each with its drawing, minutes and links to its labs' cards.
+    """
     items = []
     for part, about, numbers, filled, lines in PARTS:
         found = {stem: re.match(r"# ([^:\n]*?)(?: parallelism)?[:\n].*?\n> (\d+) ", text, re.S)
@@ -114,7 +115,7 @@ def arc(texts):
 
 
 def card(stem, first, row, links, buttons):
-    """A lab: its figure, its minutes, what is built in it, links and buttons ({text: address}).
+    """Return a lab: its figure, minutes, what is built in it, links and buttons ({text: address}).
 
     first  the text of its first cell, with minutes and difficulty
     row    its line in README.md: what you build, and on what it runs
@@ -136,12 +137,12 @@ def card(stem, first, row, links, buttons):
 
 
 def first_cell(path):
-    """A notebook's title, minutes and difficulty."""
+    """Return a notebook's title, minutes and difficulty."""
     return "".join(json.loads(path.read_text())["cells"][0]["source"])
 
 
 def about(decks, answers):
-    """README.md under another title than the start page; its links lead to pages of the site.
+    """Return README.md under another title than the start page; its links lead into the site.
 
     A lab has one page here, solved or not, and a deck only where its stem is in `decks`.
     """
@@ -161,7 +162,7 @@ def with_address(text, public):
 
 
 def page(texts, decks, public, note):
-    """The page in Markdown: what the course is, `note`, its arc, its labs.
+    """Return the page in Markdown: what the course is, `note`, its arc, its labs.
 
     texts   {stem: the first cell of the lab}
     public  a Repository, or None

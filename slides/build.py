@@ -28,7 +28,7 @@ class Missing(Exception):
 
 
 def browser():
-    """The path of a chromium, or Missing."""
+    """Return the path of a chromium; raise Missing without one."""
     for name in (os.environ.get("CHROME_PATH"), *BROWSERS):
         if name and shutil.which(name):
             return shutil.which(name)
@@ -36,12 +36,12 @@ def browser():
 
 
 def install_marp():
-    """node_modules holds Marp, or Missing."""
+    """Put Marp into node_modules; raise Missing where it can't be had."""
     install(HERE, "Marp", MARP, "the slides")
 
 
 def install(folder, name, path, purpose):
-    """The folder's node_modules holds what its package-lock.json pins, `path` among it, or Missing.
+    """Install what the folder's package-lock.json pins; raise Missing where `path` can't be had.
     """
     if not shutil.which("npm"):
         raise Missing(f"needs node and npm for {purpose}: install Node.js 20 or newer "
@@ -61,8 +61,7 @@ def install(folder, name, path, purpose):
 
 
 def marp(deck, out, *options):
-    """`out` is the deck in the format that its suffix names; of a folder, the folder of the HTML.
-    """
+    """Make `out` from the deck, in the format of its suffix; from a folder, a folder of HTML."""
     source = ["--input-dir", deck] if deck.is_dir() else [deck]
     env = {**os.environ, "CHROME_NO_SANDBOX": "1"}      # chromium has no sandbox for root
     done = subprocess.run(
@@ -75,7 +74,7 @@ def marp(deck, out, *options):
 
 
 def draw(*texts):
-    """Their figures are drawn anew: 00_ranks.md's by figures/00_ranks.py, where there is one."""
+    """Draw the decks' figures anew: 00_ranks.md's by figures/00_ranks.py, where there is one."""
     codes = [HERE / "figures" / f"{text.stem.lower()}.py" for text in texts]
     codes = [code for code in codes if code.exists()]
     print(f"drawing the figures of {len(codes)} files", flush=True)
@@ -84,20 +83,20 @@ def draw(*texts):
 
 
 def copy_figures(out):
-    """The figures are in `out`/figures, where the decks look for them."""
+    """Copy the figures to `out`/figures, where the decks look for them."""
     if (HERE / "figures").exists():
         shutil.copytree(HERE / "figures", out / "figures", dirs_exist_ok=True,
                         ignore=shutil.ignore_patterns("*.py"))
 
 
 def pages(out):
-    """Every deck is in `out` as HTML, its figures as they were drawn last: in seconds."""
+    """Write every deck to `out` as HTML, its figures as they were drawn last: in seconds."""
     marp(HERE, out)
     copy_figures(out)
 
 
 def build(decks):
-    """HTML and PDF of each deck are in build/slides/, figures drawn anew and beside them."""
+    """Write HTML and PDF of each deck to build/slides/, figures drawn anew and beside them."""
     OUT.mkdir(parents=True, exist_ok=True)
     draw(HERE.parent / "README.md", *decks)
     copy_figures(OUT)
@@ -113,7 +112,7 @@ def build(decks):
 
 
 def measure(deck, folder, chromium):
-    """What is bad in one deck, as chromium lays it out: measure.js says of what form."""
+    """Return what is bad in one deck, as chromium lays it out: measure.js says of what form."""
     page = folder / f"{deck.stem}.html"
     marp(deck, page, "--template", "bare")
     done = subprocess.run(["node", MEASURE, chromium, page.as_uri(), str(SLACK), str(LOW)],
@@ -125,7 +124,7 @@ def measure(deck, folder, chromium):
 
 
 def check(decks):
-    """One sentence for each slide that leaves its page, misses a picture or shrinks its figure."""
+    """Return a sentence a slide that leaves its page, misses a picture or shrinks its figure."""
     chromium, problems = browser(), []
     with tempfile.TemporaryDirectory(prefix="ranklab-slides-") as name:
         folder = pathlib.Path(name)

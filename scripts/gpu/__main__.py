@@ -63,7 +63,7 @@ def main(argv=None):
 
 
 def new_job(options):
-    """What every part is told: {gpus, ranks, rehearsal, share}."""
+    """Return what every part is told: {gpus, ranks, rehearsal, share}."""
     import torch
 
     gpus = 0 if options.rehearse or not torch.cuda.is_available() else torch.cuda.device_count()
@@ -73,7 +73,7 @@ def new_job(options):
 
 
 def environment(job):
-    """The environment of a part."""
+    """Return the environment of a part."""
     version = tuple(int(part) for part in job["torch"].split("+")[0].split(".")[:2])
     path = [*[str(OLD_TORCH)] * (version < (2, 13)), str(ROOT / "lib"), str(HERE)]
     changes = {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).rstrip(":")}
@@ -85,7 +85,7 @@ def environment(job):
 
 
 def run(name, job, out, left):
-    """The result of a part: {name, what, state, seconds, numbers, words}."""
+    """Run a part; return {name, what, state, seconds, numbers, words}."""
     part = parts.PARTS[name]
     result = {"name": name, "section": part.section, "what": part.what, "seconds": 0.0,
               "numbers": {}, "words": ""}
@@ -117,7 +117,7 @@ def run(name, job, out, left):
 
 
 def end_all(process):
-    """The part and what it started are gone."""
+    """End the part and what it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

@@ -53,7 +53,8 @@ class Way:
 
 
 def shape_for(job):
-    """A GPT that 8 ranks can cut: heads, width, tokens; four layers, or two for each rank."""
+    """Return a GPT that 8 ranks can cut: heads, width, tokens; four layers, or two for each rank.
+    """
     small = GPTConfig(n_layer=max(4, 2 * job["ranks"]), n_head=8, n_embd=64, n_ctx=64)
     return small if job["rehearsal"] else replace(small, n_embd=512, n_ctx=256)
 
@@ -107,7 +108,7 @@ def train(way, text, shape, config):
 
 
 def new_trainer(way, text, shape, config):
-    """A trainer of the same GPT, whatever the way."""
+    """Make a trainer of the same GPT, whatever the way."""
     torch.manual_seed(0)
     model = whole = GPT(shape)
     if way.fill:
@@ -177,7 +178,7 @@ def context(job):
 
 
 def mesh(job):
-    """Lab 12's own trainer: a held-out loss after two steps."""
+    """Return a held-out loss of lab 12's own trainer after two steps."""
     layouts = {2: ("2x1x1,zero", "1x2x1,sp", "1x1x2"),
                8: ("2x2x2,sp,zero", "2x1x1,cp=2,zero", "4x1x2")}
     chosen = layouts.get(job["ranks"], ("2x2x1,sp,zero", "2x1x2,zero", "1x2x2,sp", "2x1x1,cp=2"))

@@ -11,7 +11,7 @@ PACKAGES = "torch", "numpy", "deepspeed", "transformers", "nbval"
 
 
 def machine(job):
-    """Versions, GPUs, the links between them; ranks start and add up rightly."""
+    """Report versions, GPUs and their links; start ranks and check that they add up rightly."""
     version = sharing.nccl_version()
     shown = {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES},
              "NCCL": sharing.dotted(version) if version else "none"}
@@ -40,7 +40,7 @@ def gpus(job):
 
 
 def seen():
-    """On each rank: the backend of its tensors, and a sum."""
+    """Return on each rank the backend of its tensors, and a sum."""
     import torch
     import torch.distributed as dist
 
@@ -50,7 +50,7 @@ def seen():
 
 
 def all_reduce(job):
-    """busbw in GB/s of each algorithm at each size; no element may be wrong."""
+    """Measure busbw in GB/s of each algorithm at each size; no element may be wrong."""
     sizes = [8, 2**20] if job["rehearsal"] else [8, 2**10, 2**20, 2**26, 2**28]
     rounds = 3 if job["rehearsal"] else 10
     rows = timing.run(job["ranks"], 1, ["all_reduce"], sizes, "float", rounds)

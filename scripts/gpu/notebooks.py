@@ -17,7 +17,7 @@ LIMIT = 590  # of the part
 
 
 def labs(job):
-    """How many cells of each lab pass; a rehearsal takes the first lab alone."""
+    """Count the cells of each lab that pass; a rehearsal takes the first lab alone."""
     if not importlib.util.find_spec("nbval"):
         raise LeftOut("nbval is not installed")
     books = sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))
@@ -39,7 +39,7 @@ def labs(job):
 
 
 def cells(book, seconds):
-    """(cells that passed, that failed, pytest's words) of one notebook."""
+    """Return (cells that passed, that failed, pytest's words) of one notebook."""
     command = [sys.executable, "-m", "pytest", "-q", "--nbval-lax", "-p", "no:cacheprovider",
                "-p", "no:xdist", f"--timeout={seconds:.0f}", str(book)]
     if not importlib.util.find_spec("pytest_timeout"):

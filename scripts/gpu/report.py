@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def line(result):
-    """One part in one line."""
+    """Return one part in one line."""
     words = result["words"].partition("\n")[0]
     shown = ", ".join(f"{name} {number}" for name, number in [*result["numbers"].items()][:3])
     return (f"{result['state']:9}{result['seconds']:7.1f} s  {result['name']:12} "
@@ -25,7 +25,7 @@ def write(out, job, results):
 
 
 def commit():
-    """The commit of the checkout, or "unknown" where it travels without its history."""
+    """Return the checkout's commit, or "unknown" where it travels without its history."""
     try:
         said = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=Path(__file__).parent,
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -35,7 +35,7 @@ def commit():
 
 
 def markdown(whole):
-    """The report as text: each part with its state, seconds and numbers, then what failed."""
+    """Return the report as text: each part's state, seconds and numbers, then what failed."""
     about, results = whole["about"], whole["parts"]
     states = [result["state"] for result in results]
     ways = ("a rehearsal: no GPU, on the CPU under a GPU's rules" if about["rehearsal"] else
@@ -56,6 +56,6 @@ def markdown(whole):
 
 
 def cell(result):
-    """The numbers of a part, or why there are none."""
+    """Return the numbers of a part, or why there are none."""
     numbers = "<br>".join(f"{name}: {number}" for name, number in result["numbers"].items())
     return numbers or result["words"].partition("\n")[0].replace("|", "/")

@@ -23,7 +23,7 @@ MFU_SECONDS = 110  # after which no training begins
 
 
 def mfu(job):
-    """MFU and peak memory of lab 01's training in bf16, beside formula and planner."""
+    """Measure MFU and peak memory of lab 01's training in bf16, beside formula and planner."""
     trainings = [("laptop", 12, False)] if job["rehearsal"] else TRAININGS
     where = "cpu" if job["rehearsal"] else "cuda"
     started, shown = time.monotonic(), {}
@@ -48,7 +48,7 @@ def mfu(job):
 
 
 def words(found, compiled, where):
-    """MFU, memory and time of a step; by formula and planner, too."""
+    """Say MFU, memory and time of a step; by formula and planner, too."""
     config, shape = found["config"], found["shape"]
     tokens = config.batch * shape.n_ctx
     text = f"MFU {found['mfu']:.1%}, {1e3 * tokens / found['tokens_per_second']:.0f} ms a step"
@@ -61,7 +61,7 @@ def words(found, compiled, where):
 
 
 def planned(shape, config, compiled):
-    """Seconds of a step by the planner; None: it does not know this GPU."""
+    """Return the planner's seconds of a step; None where it does not know this GPU."""
     known = hardware.find(torch.cuda.get_device_name())
     try:
         here = machine(known.name)
@@ -75,7 +75,7 @@ def planned(shape, config, compiled):
 
 
 def sharded(job):
-    """Milliseconds of a step by ours and by torch's own, on the same ranks, in turn."""
+    """Time a step by ours and by torch's own, on the same ranks, in turn."""
     shape = equal.shape_for(job)
     shape = shape if job["rehearsal"] else replace(shape, n_embd=1024, n_ctx=512)
     config = replace(equal.config_for(job), steps=100, micro_batch=2)
@@ -90,7 +90,7 @@ def sharded(job):
 
 
 def in_turn(ways, text, shape, config, rounds=5):
-    """{name: median seconds of a step}, one step of each way in turn."""
+    """Return {name: median seconds of a step}, one step of each way in turn."""
     trainers = {name: equal.new_trainer(way, text, shape, config) for name, way in ways.items()}
     seconds = {name: [] for name in ways}
     for _ in range(rounds + 1):

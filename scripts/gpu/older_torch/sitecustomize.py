@@ -12,7 +12,7 @@ NEWER = {"all_gather_single": "all_gather_into_tensor",  # the same function und
 
 
 class After(importlib.abc.MetaPathFinder):
-    """Adds the names to torch.distributed when that has been imported."""
+    """Add the names to torch.distributed when that has been imported."""
 
     def find_spec(self, name, path, target=None):
         if name != "torch.distributed":
