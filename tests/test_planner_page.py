@@ -92,6 +92,12 @@ def test_a_form_is_answered_as_the_search_answers():
     assert shown["row"][-1][0][0] == f"{best.plan.tool} {best.plan.words()}"
     assert shown["row"][-1][0][1] == pytest.approx(best.step.total, rel=1e-3)
     assert shown["node"]["price"] == [3, "yours"] and "70.55B" in shown["model"]
+    assert shown["node"]["dtype"] == "bf16"
+
+
+def test_a_gpu_without_bf16_is_planned_in_fp16():
+    shown = json.loads(answer(json.dumps({"model": "llama-8b", "node": "v100-dgx", "gpus": 64})))
+    assert shown["node"]["dtype"] == "fp16"
 
 
 def test_what_does_not_fit_is_the_searchs_sentence(data):

@@ -3,6 +3,7 @@
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,7 +37,8 @@ SMALL = "Times 2."
 ROOT = Proof(root, Stage("roots of numbers of any size", see, (0, 4, 1e-10, -1), oracle=by_power),
              mistakes=(Slip(SMALL, ("x**0.5", "2 * x**0.5")),
                        Slip("Above 1.", ("x**0.5", "x**0.5 if x > 1 else x")),
-                       Slip("No root.", ('raise ValueError(f"{x} has no root")', "return 0"))),
+                       Slip("No root.", ('raise ValueError(f"{x} has no root")', "return 0")),
+                       Slip("No table.", ("x**0.5", 'int("a number that no table has")'))),
              hints=("", "", ""))
 
 
@@ -54,7 +56,7 @@ def test_a_right_function_passes_where_the_oracle_raises(built):
 def test_a_mistake_of_small_numbers_is_told_apart(built, slip):
     (fn,) = slip.functions(root)
     verdict = judge(ROOT, fn)
-    says_little = slip.says == "No root."  # it shows one whole number
+    says_little = slip.says in ("No root.", "No table.")  # one whole number, or an error
     assert (verdict.state, verdict.mistake.hint) == (FAILED, LIKE * says_little + slip.says)
 
 
@@ -86,6 +88,24 @@ def test_an_endless_loop_ends_at_the_limit_of_the_whole_check(built, monkeypatch
 @pytest.mark.parametrize("number, is_over", [(3, False), (3.5, True), (float("nan"), True)])
 def test_a_cost_may_be_at_most_its_limit(number, is_over):
     assert is_apart(ROOT.stages[0], AtMost(number, 3), AtMost(0, 3)) == is_over
+
+
+def test_an_array_for_a_list_is_not_what_must_be_and_breaks_nothing():
+    for got in ([], np.array([]), np.array([1, 2]), {"a": np.array([1, 2])}):
+        assert is_apart(ROOT.stages[0], Must(got, []), Must([], [])) == (not isinstance(got, list))
+
+
+def test_ranks_agree_where_the_first_has_the_same_tensor():
+    stage = Stage("sums", None, ("a",), ranks=(2,))
+
+    def wrong(first, other):
+        shown = [{(0, 0): Seen("", (0, 1), {"sum": Agree(each)})} for each in (first, other)]
+        return differences(stage, shown, shown).get(((0, 0), "sum"), [])
+
+    one = torch.ones(1)
+    assert wrong(one, one) == []
+    assert wrong(one, None) == wrong(one, 2 * one) == wrong(one, one.double()) == [1]
+    assert wrong(None, one) == [0, 1]
 
 
 def of_tensor(*numbers, dtype=torch.float32):

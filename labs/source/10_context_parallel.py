@@ -113,7 +113,7 @@ def attention_memory(tokens, n_head, n_kv_head, head_size, ranks=1, element=2, k
     These are q, k, v, the output, and a float32 for each query and head. With keeps_scores, count
     plain attention on one rank: q, k, v, and in each head the probabilities of all token pairs.
     element  bytes per number: 2 for bf16
-    error    ValueError if the ranks do not divide the tokens, or for keeps_scores on several ranks
+    Raises: ValueError if the ranks do not divide the tokens, or for keeps_scores on several ranks.
     """
     raise NotImplementedError("exercise 4.1: about 6 lines")
 

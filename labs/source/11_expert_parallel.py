@@ -203,7 +203,7 @@ def dispatch_tokens(x, chosen, n_experts, group=None):
     Rank r has experts r E/R to (r+1) E/R - 1. The rows are sorted by expert, then by the rank that
     they come from, then by their order on that rank. A row that chose several experts of this rank
     comes once for each of them.
-    First each rank tells every rank how many rows each of that rank's experts gets (`came`).
+    First the ranks exchange how many rows each expert gets; `to` and `came` are sums of these.
     In Sent, order and by_expert are tensors, to and came lists, and counts a tensor or a list.
     The arguments are not modified.
     Shape: x (N, C); chosen (N, k), -1 for none; rows (n, C), in the dtype of x.

@@ -590,7 +590,7 @@ def choose_layout(job, gpus, machine):
              - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError if no layout fits; its message gives the GB that the smallest one needs
+    Raises: ValueError if no layout fits; its message gives the GB that the smallest one needs.
     """
     raise NotImplementedError("exercise 4.6: about 30 lines")
 

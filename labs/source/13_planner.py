@@ -106,7 +106,7 @@ def cost_per_token(model, sequence, machine, mfu, price):
 
     mfu    fraction of machine.peak_flops; model.flops_per_token has all FLOPs of a token
     price  dollars per GPU and hour
-    error  ValueError if the MFU is 0 or less, or more than 1
+    Raises: ValueError if the MFU is 0 or less, or more than 1.
     """
     raise NotImplementedError("exercise 4.1: about 4 lines")
 
@@ -228,8 +228,8 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
                  one layer keeps when it runs again without recomputation, and as much again for
                  the gradients
     logits       8 bytes each on the last stage, split over the tensor ranks: 16 bits, float32, and
-                 a gradient in 16 bits; 12 bytes in torchtitan, with torch's own loss, whose
-                 gradient is in float32
+                 a gradient in 16 bits; 12 bytes in torchtitan, with torch's own loss, which has a
+                 gradient in float32 besides
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
     """
     if (tool or plan.tool) == "ours":
@@ -345,8 +345,8 @@ def scaling_curve(model, plan, machine, counts, weak=False):
     efficiency  tokens/s per GPU, divided by the tokens/s per GPU at the first of `counts`
     weak        True: each pipeline keeps its number of micro-batches, and the batch grows; False:
                 the batch stays the same, and each pipeline has fewer micro-batches
-    error       ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
-                divide the batch
+    Raises: ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
+        divide the batch.
     """
     raise NotImplementedError("exercise 4.5: about 12 lines")
 
@@ -394,8 +394,8 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
     watch    shows progress: for plan in watch(plans); call it, at least on the plans of layouts()
     reserve  the fraction of machine.memory_bytes that stays free: a plan fits if it needs at most
              the rest
-    error    NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
-             one needs; also if layouts() yields no plan at all
+    Raises: NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
+        one needs; also if layouts() yields no plan at all.
     """
     raise NotImplementedError("exercise 4.6: about 12 lines, and more to beat the library")
 
@@ -456,7 +456,7 @@ def fp8_speedup(model, plan, machine):
     bubble     shrinks by the same factor as the busy seconds, which are all parts of a Step but
                pipeline, bubble, data, optimizer and rest
     all other parts of step_time(model, plan, machine) keep their seconds
-    error      ValueError if plan.precision is not "bf16", or if machine.fp8 is 0: it has no FP8
+    Raises: ValueError if plan.precision is not "bf16", or if machine.fp8 is 0: it has no FP8.
     """
     raise NotImplementedError("exercise fp8_speedup: about 8 lines")
 

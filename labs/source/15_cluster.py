@@ -229,8 +229,8 @@ def nccl_environment(topology):
     node and Ethernet on another, it is not common.
     A value must select these devices on each node and no others, by NCCL's rules, which selected()
     follows. NCCL_DEBUG may be set as well.
-    error   ValueError if the nodes have no interface in common, because NCCL always bootstraps
-            over one of them
+    Raises: ValueError if the nodes have no interface in common, because NCCL always bootstraps over
+        one of them.
     """
     raise NotImplementedError("exercise 4.2: about 20 lines")
 
@@ -532,7 +532,7 @@ def train_job_manifest(job, kind="TrainJob"):
               "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
               --rdzv-endpoint: any port of the first pod,
               <set>-<replicated job>-<replica>-<pod>.<set>, numbered from 0
-    error     ValueError for any other kind, or if job.image is empty
+    Raises: ValueError for any other kind, or if job.image is empty.
     """
     raise NotImplementedError("exercise 4.6: about 25 lines")
 

@@ -1,13 +1,13 @@
 """ranklab: every way to train one model on many processes, in files that are read top to bottom.
 
 What is taught, in the order of the labs: at most three files for an idea, read from left to right.
-A name without a folder is in the same folder as the name before it, or else in ranklab/.
+A name without a folder is in the folder of the name before it in its row, or else in ranklab/.
 The docstring of each package lists its other files.
 
     00  a function on many ranks  ranks.py
     01  one device and its costs  baseline/flops.py, memory.py, checkpointing.py
     02  collectives               collectives/verbs.py, ring.py, tree.py
-    03  data parallelism, DDP     data_parallel/buckets.py; gradients.py has hooks and overlap
+    03  data parallelism, DDP     data_parallel/buckets.py, replica.py; gradients.py: hooks, overlap
     04  compressed gradients      ddp/half.py, top_k.py, low_rank.py
     05  Horovod                   horovod/negotiation.py, fusion.py, optimizer.py
     06  ZeRO 1 and 2, then 3      zero/partition.py, stages.py; stage3.py stands on units.py
@@ -27,7 +27,7 @@ What it is built on:
     starting and watching ranks   engine/launcher.py; worker_group.py sees failures, stall.py hangs
     counting bytes, memory, time  meter/traffic.py, curve.py, timeline.py
     the one training loop         trainer/loop.py; parallel.py plugs each technique into it
-    checkpoints, for any layout   checkpoint/save.py, load.py, reshard.py
+    checkpoints, for any layout   checkpoint/save.py, load.py; reshard.py copies what overlaps
     formulas for bytes and time   formulas/zero.py, and one file for each technique that has some
     models and data               models/gpt.py, data/text.py; basics/ has the smallest helpers
 

@@ -1,4 +1,8 @@
-"""reshard_checkpoint: fill tensors from boxes of another layout, which load.py reads."""
+"""reshard_checkpoint: fill tensors from boxes of another layout, which load.py reads.
+
+A box is (offset, tensor): a rectangular part of a whole tensor. If rank 0 has saved rows 0 to 3,
+and rank 1 rows 4 to 7, then a rank that now needs rows 2 to 5 copies two rows of each box.
+"""
 
 
 def reshard_checkpoint(pieces, saved):

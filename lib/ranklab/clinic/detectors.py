@@ -9,7 +9,7 @@ def first_difference(calls):
     None if there is no such call.
     calls  {rank: [its calls, ...]} of a group; a shorter list is not a difference: its rank has
            not come as far yet, and the others are still compared
-    lab    16
+    Lab: 16
     """
     for number in range(max(map(len, calls.values()), default=0)):
         kinds = {rank_calls[number] for rank_calls in calls.values() if len(rank_calls) > number}
@@ -24,7 +24,7 @@ def circle_of_waits(waits):
     The last waits for the first, and the smallest rank comes first. [] if there is no circle.
 
     waits  {rank: set of ranks that it waits for}; a rank that waits for no other may be left out
-    lab    16
+    Lab: 16
     """
     def walk(path):
         for rank in sorted(waits.get(path[-1], ())):
@@ -45,7 +45,7 @@ def own_limit(norms, tolerance=1e-3):
     one norm, the squares of the ranks' norms add up to its square, so no two ranks can have it.)
     norms  [[norm on rank 0, on rank 1, ...] of each step], of gradients that differ between ranks;
            inf and NaN are ignored, and [] is a run without steps
-    lab    16
+    Lab: 16
     """
     limit = max((norm for step in norms for norm in step if math.isfinite(norm)), default=0)
     at_limit = [sum(norm >= limit * (1 - tolerance) for norm in step) for step in norms]
@@ -62,7 +62,7 @@ def steps_behind(used, held, tolerance=1e-9):
     used  [sum of the weights in the forward of step 0, of step 1, ...]
     held  [sum of the weights that all optimizers held at that moment]; if nothing is stale, the
           two are equal to within `tolerance` times the larger one
-    lab   16
+    Lab: 16
     """
     for behind in range(len(used) // 2):
         pairs = [*zip(used[behind:], held)]

@@ -21,7 +21,7 @@ def alerts(rule, series, times):
     rule   {"alert", "expr", "for", "labels", "annotations"} as in a rules file
     series  see promql.Evaluator
     times  in seconds, evenly spaced
-    error  ValueError in Prometheus' words; NotCovered
+    Raises: ValueError in Prometheus' words; NotCovered.
     """
     times = [*times]
     node, step = parse(rule["expr"]), times[1] - times[0]

@@ -23,8 +23,8 @@ def train_job_manifest(job, kind="TrainJob"):
               "node". torchrun gets --nnodes, --nproc-per-node, --rdzv-backend=c10d and
               --rdzv-endpoint: any port of the first pod,
               <set>-<replicated job>-<replica>-<pod>.<set>, numbered from 0
-    error     ValueError for any other kind, or if job.image is empty
-    lab       15
+    Raises: ValueError for any other kind, or if job.image is empty.
+    Lab: 15
     """
     if kind not in ("TrainJob", "JobSet") or not job.image:
         raise ValueError(f"kind={kind!r}, image={job.image!r}: TrainJob or JobSet, with an image")

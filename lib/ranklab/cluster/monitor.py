@@ -130,7 +130,7 @@ class Monitor:
     def wait(self, name, timeout):
         """Wait for the first alert of this name that fires; return it.
 
-        error  TimeoutError after `timeout` seconds, with the alerts that came instead
+        Raises: TimeoutError after `timeout` seconds, with the alerts that came instead.
         """
         end = time.monotonic() + timeout
         while True:

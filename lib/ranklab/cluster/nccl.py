@@ -87,8 +87,8 @@ def nccl_environment(topology):
     node and Ethernet on another, it is not common.
     A value must select these devices on each node and no others, by NCCL's rules, which selected()
     follows. NCCL_DEBUG may be set as well.
-    error   ValueError if the nodes have no interface in common, because NCCL always bootstraps
-            over one of them
+    Raises: ValueError if the nodes have no interface in common, because NCCL always bootstraps over
+        one of them.
     """
     def common(kind, key):
         usable = [{key(device): device for device in getattr(node, kind)

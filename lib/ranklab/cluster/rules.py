@@ -25,7 +25,7 @@ def mfu_alert_rule(least, minutes):
     metrics  train_tokens_total, a counter; train_flops_per_token; train_peak_flops, of one GPU.
              Each rank exports all three, with labels run, rank, instance, job, scraped every 15 s
     minutes  10 or more
-    lab      15
+    Lab: 15
     """
     # Multiplied before the sum: a rank with a failed scrape is then missing in the denominator too.
     flops = "sum by (run) (rate(train_tokens_total[5m]) * train_flops_per_token)"
@@ -55,7 +55,7 @@ def straggler_rule(factor, minutes):
     metrics  train_step_seconds, a gauge: seconds of a rank's last step, until it reached the
              collective; labels run, rank, instance, job; scraped every 15 s
     minutes  5 or more
-    lab      15
+    Lab: 15
     """
     mean = "avg_over_time(train_step_seconds[1m])"
     return {

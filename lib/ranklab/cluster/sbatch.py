@@ -24,7 +24,7 @@ def sbatch_script(job):
               SLURM_RESTART_COUNT (not set in the first run) is below job.requeues, it calls
               `scontrol requeue` with the job's number
     source    sbatch(1), srun(1), scontrol(1)
-    lab       15
+    Lab: 15
     """
     names = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"] if job.interface else []
     variables = dict.fromkeys(names, job.interface) | dict(job.environment)

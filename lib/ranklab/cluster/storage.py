@@ -93,7 +93,7 @@ def storage_plan(load, system):
     lost  A turn is an interval (or the time of data and a background save, if that is longer),
           and then a save, if it is not in the background. lost is the fraction of the turn that
           is not the interval
-    lab   15
+    Lab: 15
     """
     ranks, link = load.nodes * load.gpus, min(load.link, system.client)
     writers, files = (load.nodes, ranks) if load.sharded else (1, 1)

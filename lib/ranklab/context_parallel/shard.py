@@ -88,8 +88,8 @@ def shard_documents(lengths, ranks):
     rank with most has at most 1.1 times the mean, unless one token has too many keys for that.
     Each token is on one rank; all ranks have the same number of tokens, and few documents are on
     several ranks.
-    error  ValueError if the ranks do not divide the tokens
-    lab    10
+    Raises: ValueError if the ranks do not divide the tokens.
+    Lab: 10
     """
     refuse_uneven(sum(lengths), ranks)
     begins, total = begins_of(lengths).unique().tolist(), sum(n * (n + 1) / 2 for n in lengths)

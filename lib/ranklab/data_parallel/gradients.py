@@ -3,6 +3,8 @@
     average_gradients         naive: one message for each parameter, after backward
     OverlappedDataParallel    one message for each bucket, as soon as its gradients are ready
 
+Its base class (replica.py) makes equal replicas and their buckets (buckets.py), and calls finish()
+at the end of each backward.
 torch's DDP sends the same bytes as the second. It learns the order of its buckets from the first
 backward; ours is the reverse order of registration. If layers are registered in the order of use,
 the two orders differ only inside a layer (a convolution's weight is ready before its bias), so

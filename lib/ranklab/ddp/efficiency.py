@@ -8,8 +8,9 @@ def scaling_efficiency(seconds, kind):
 
     kind   "strong": the same total batch, so R ranks should take 1/R of the time;
            "weak": the same batch per rank, so any number of ranks should take the same time
-    error  ValueError for any other kind, no measurements, or ranks or seconds that are not positive
-    lab    04
+    Raises: ValueError for any other kind, no measurements, or ranks or seconds that are not
+        positive.
+    Lab: 04
     """
     if kind not in ("strong", "weak"):
         raise ValueError(f"kind={kind!r} is neither 'strong' nor 'weak'")

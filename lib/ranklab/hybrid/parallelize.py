@@ -18,7 +18,7 @@ def parallelize(model, hybrid):
     4. checkpointing: each block recomputes its activations, and sends step 2's messages again
     5. stages: the blocks of a stage run together
     6. data: average the gradients, or shard the states, of the parameters left after 1 and 2
-    lab  12
+    Lab: 12
     """
     layout = hybrid.layout
     hybrid.pipeline.keep_stages(model)

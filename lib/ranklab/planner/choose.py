@@ -24,8 +24,8 @@ def choose_layout(job, gpus, machine):
              - each of the pp * virtual stages has a block: n_layer is at least pp * virtual
              - the schedule is 1F1B; zero, recompute and outermost are free
     fits     memory_per_gpu(model, plan, machine).total is at most machine.memory_bytes
-    error    ValueError if no layout fits; its message gives the GB that the smallest one needs
-    lab      12
+    Raises: ValueError if no layout fits; its message gives the GB that the smallest one needs.
+    Lab: 12
     """
     model, candidates, needs = model_of(job.config), [], []
     for layout, size in legal(job, gpus, machine.node):

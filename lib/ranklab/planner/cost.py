@@ -12,8 +12,8 @@ def cost_per_token(model, sequence, machine, mfu, price):
 
     mfu    fraction of machine.peak_flops; model.flops_per_token has all FLOPs of a token
     price  dollars per GPU and hour
-    error  ValueError if the MFU is 0 or less, or more than 1
-    lab    13
+    Raises: ValueError if the MFU is 0 or less, or more than 1.
+    Lab: 13
     """
     if not 0 < mfu <= 1:
         raise ValueError(f"mfu={mfu} must be above 0 and at most 1")

@@ -27,8 +27,8 @@ def fp8_speedup(model, plan, machine):
     bubble     shrinks by the same factor as the busy seconds, which are all parts of a Step but
                pipeline, bubble, data, optimizer and rest
     all other parts of step_time(model, plan, machine) keep their seconds
-    error      ValueError if plan.precision is not "bf16", or if machine.fp8 is 0: it has no FP8
-    lab        13
+    Raises: ValueError if plan.precision is not "bf16", or if machine.fp8 is 0: it has no FP8.
+    Lab: 13
     """
     if plan.precision != "bf16":
         raise ValueError(f"precision={plan.precision!r} must be bf16")

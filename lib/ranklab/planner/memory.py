@@ -62,9 +62,9 @@ def memory_per_gpu(model, plan, machine, tool=None, constants=CONSTANTS):
                  one layer keeps when it runs again without recomputation, and as much again for
                  the gradients
     logits       8 bytes each on the last stage: 16 bits, float32, and a gradient in 16 bits; 12
-                 bytes with torch's own loss, whose gradient is in float32
+                 bytes with torch's own loss, which has a gradient in float32 besides
     tool         megatron, torchtitan, deepspeed or ours; None: plan.tool
-    lab          13
+    Lab: 13
     """
     tool, memories = tool or plan.tool, []
     if tool == "ours":
@@ -163,9 +163,9 @@ def in_flight(plan, rank):
 
 
 def buffer_bytes(model, plan, tool, numbers):
-    """Return the bytes of gathered weights and gradients of two layers (ZeRO-3, FSDP), or of a
-    bucket; of messages; and of temporary tensors of DeepSpeed's optimizer: the gradient in float32
-    and two results of Adam.
+    """Return the bytes of two layers' gathered weights and one layer's gradients (ZeRO-3, FSDP), or
+    of a bucket; of messages; and of temporary tensors of DeepSpeed's optimizer: the gradient in
+    float32 and two results of Adam.
 
     With sequence parallelism a layer holds the whole x: twice gathered, and twice before its sum.
 

@@ -34,9 +34,10 @@ function draw(row, node, budget) {  // row: as page.py makes it; budget: tokens 
   if (typeof row === "string") return out.replaceChildren(make("p", row + "."))
   const [memory, step, why, likely, [speed, days, dollars, energy], plain, layouts] = row
   const [words, seconds, gb, mfu] = layouts[0]
-  const facts = [["Layout", words], ["MFU", number(mfu) + "% of the bf16 peak"], ["Why", why],
-    ["Assumed", "bf16" + (plain ? ", messages hidden and FlashAttention 3 or cuDNN where the tool "
-      + `can: ${time(plain)} without` : "")],
+  const dtype = node.dtype, kernels = dtype === "bf16" ? " and FlashAttention 3 or cuDNN" : ""
+  const facts = [["Layout", words], ["MFU", `${number(mfu)}% of the ${dtype} peak`], ["Why", why],
+    ["Assumed", dtype + (kernels ? "" : ", attention without FlashAttention 2") + (plain
+      ? `, messages hidden${kernels} where the tool can: ${time(plain)} without` : "")],
     ["Likely", `${time(likely[0])} to ${time(likely[1])}: ${likely[2]}`],
     ["Tokens a second", number(speed)],
     [number(budget / 1e9) + " billion tokens", `${number(days)} days with failures, `

@@ -20,7 +20,7 @@ def rough_step_seconds(model, plan, machine):
                 plan.micro_batches (lab 09)
     It must be within 15% for half of the published runs of dense models in bf16. More terms are
     welcome, as long as each of the rules above still holds within 10%.
-    lab         13
+    Lab: 13
     """
     efficiency = 0.52  # the best for these runs, found by trying; 0.48 to 0.57 are nearly as good
     forwards = 2 if plan.recompute == "full" else 1

@@ -12,9 +12,9 @@ def scaling_curve(model, plan, machine, counts, weak=False):
     efficiency  tokens/s per GPU, divided by the tokens/s per GPU at the first of `counts`
     weak        True: each pipeline keeps its number of micro-batches, and the batch grows; False:
                 the batch stays the same, and each pipeline has fewer micro-batches
-    error       ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
-                divide the batch
-    lab         13
+    Raises: ValueError if tp x pp x cp does not divide the GPUs, or if dp x micro-batch does not
+        divide the batch.
+    Lab: 13
     """
     curve, replica_gpus = [], plan.gpus // plan.dp
     for gpus in counts:

@@ -45,9 +45,9 @@ def search_layouts(model, machine, gpus, sequence, batch, tools=ADVISED, watch=i
     watch    shows progress: for plan in watch(plans)
     reserve  the fraction of machine.memory_bytes that stays free: a plan fits if it needs at most
              the rest
-    error    NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
-             one needs. Also if the tools have no layout at all for these GPUs and this batch
-    lab      13
+    Raises: NoLayout, a ValueError, if no layout fits: the message gives the GB that the smallest
+        one needs. Also if the tools have no layout at all for these GPUs and this batch.
+    Lab: 13
     """
     candidates, least = [], None
     for plan in watch([plan for tool in tools

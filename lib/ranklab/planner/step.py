@@ -146,7 +146,7 @@ def step_time(model, plan, machine, constants=CONSTANTS):
     A GPU computes its share of the layers for each micro-batch; the last stage also has the head.
     bubble     the schedule's part of (busy + sent + bubble), and waiting for the fullest stage
     data, optimizer  once a step; the work of one micro-batch hides some of data
-    lab        13
+    Lab: 13
     """
     c, M, P = constants, plan.micro_batches, plan.pp
     layers, head = layer_seconds(model, plan, machine, c), head_seconds(model, plan, machine, c)

@@ -1,6 +1,10 @@
 """ZeRO's stage 3: a rank holds its shard of each unit, and the whole unit only while it runs.
 
+    forward    gather 0 | run 0, gather 1 | free 0, run 1, gather 2 | ...
+    backward   gather n | run n, gather n-1 | reduce and free n, run n-1, gather n-2 | ...
+
 Here is when a unit is gathered, reduced and freed; units.py has how, and calls these methods.
+sharded_model.py cuts a model into units, and units into shards.
 """
 
 import functools

@@ -146,7 +146,7 @@ class UnitHooks(EndOfBackward):
             self.free_all()  # no backward will come to it
 
     def place_in_order(self, unit):
-        """Return the unit's place in `order`, which this forward corrects if it differs."""
+        """Return the unit's place in `order`, which this forward corrects; advance `position`."""
         place = self.position
         if self.order[place : place + 1] != [unit]:
             self.order[place:] = [unit]  # the first forward, or one with a different order

@@ -53,6 +53,9 @@ def _see(fn, case):
             for layer in layers:
                 out = fn(layer, out[0], shift, mask)
                 out = out if case.two_outputs else (out,)
+        if not all(isinstance(x, torch.Tensor) for x in out):
+            yield {"the value": out[-1]}
+            return
         # Random numbers are used between forward and backward. The last output is used alone:
         # what the others are made of has a gradient of zeros then, or none.
         (out[-1] * torch.randn(out[-1].shape)).sum().backward()
@@ -116,10 +119,11 @@ CHECKPOINTED = Proof(
         Slip("Autograd is off inside forward and backward of a Function: run function again inside "
              "torch.enable_grad(), on inputs that require a gradient where the originals did.",
              ("torch.enable_grad(), ", "")),
-        Slip("The kept inputs are still attached to the graph that they came from. Detach them "
-             "first: x.detach().requires_grad_(x.requires_grad).", (CUT_OFF, "ctx.saved_tensors")),
-        Slip("Kept inputs must require a gradient where the originals did: "
-             "x.detach().requires_grad_(x.requires_grad).",
+        Slip("A graph is gone through twice. Cut the kept inputs off, "
+             "x.detach().requires_grad_(x.requires_grad), and call torch.autograd.backward only "
+             "once.", (CUT_OFF, "ctx.saved_tensors")),
+        Slip("No gradient reaches the inputs. Kept inputs must require one where the originals "
+             "did, x.detach().requires_grad_(x.requires_grad), and backward returns it.",
              (CUT_OFF, "[x.detach() for x in ctx.saved_tensors]")),
         Slip("`mask` holds integers and can't require a gradient: require one only where the "
              "original input did.", (CUT_OFF, CUT_OFF.replace("x.requires_grad)", ")"))),

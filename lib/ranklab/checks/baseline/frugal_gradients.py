@@ -34,6 +34,8 @@ COUNT = ("Divide every piece's sum by the number of targets in the whole batch t
 TWO_JOBS = "All other gradients are right. The embedding has two jobs, so it gets two gradients."
 LOST = ("Autograd stops where no input requires a gradient, as after a frozen embedding. "
         "checkpointed needs an input that requires one: x.requires_grad_().")
+NONE = ("No gradient arrives here. Call backward() on each piece's loss, then run each block again "
+        "and pass the gradient on.")
 DETACH = "Add up loss.detach(), or the graph of every piece stays in memory."
 MEAN = "Return the mean over all targets in the whole batch that are not IGNORE."
 ADDS = ("Add to .grad, and never zero it: that is the caller's job. And leave the model as it was: "
@@ -43,8 +45,9 @@ PUT_BACK = ("If you replace part of the model for the call, such as a block's fo
             "model.blocks, model.norm, model.loss.")
 TWICE = ("Run each block forward at most twice, not three times, and each row and each piece of "
          "the loss no more often than that.")
-ALL_BLOCKS = ("The activations of all blocks of a row, or of many rows, are in memory at once. "
-              "Keep only each block's input, and run the block again in backward.")
+ALL_BLOCKS = ("So much is in memory as all blocks' activations, or several rows' logits, take. "
+              "Take one row at a time, keep only each block's input, and run the block again in "
+              "backward.")
 LOGITS = ("The logits of a whole row are in memory at once, with their softmax and gradient. "
           "Compute the head and the loss for a few tokens at a time.")
 SMALLER = ("Take one row at a time, and free each piece's tensors before the next. If the logits "
@@ -82,11 +85,13 @@ def _compare_step(case, step, make_model, inputs, targets):
     once = gradients(model)
     wrong = {name: grad for name, grad in gradients(oracle).items()
              if not (once[name] is None if grad is None else is_near(once[name], grad))}
+    why_none = NONE if all(p.requires_grad for p in model.parameters()) else LOST
     for name, grad in wrong.items():
         expect(grad is not None, f"{case}: {name} is frozen, and yet it has a gradient",
                "A frozen parameter gets no gradient.")
         text = times_right(once[name], grad) or instead(once[name], grad)
-        expect(False, f"{case}: the gradient of {name} is {text}", LOST if once[name] is None else
+        expect(False, f"{case}: the gradient of {name} is {text}",
+               why_none if once[name] is None else
                TWO_JOBS if [*wrong] == ["token.weight"] else COUNT)
     expect(loss is not None, f"{case}: it returned None", "Return the mean loss of the batch.")
     expect(not getattr(loss, "requires_grad", False), f"{case}: the loss it returned holds its "

@@ -82,8 +82,9 @@ SCALE_LOSS = Proof(
           _see, (Run(LossScale(2.0**9, 1, 2), 1, shows_all=True),
                  Run(LossScale(2.0**9, 0, 2), 1, shows_all=True)), oracle=by_grad_scaler),
     mistakes=(
-        Slip("Divide the gradients by the scale that the loss was multiplied by, before "
-             "optimizer.step().", (DIVIDES, "pass"),
+        Slip("The optimizer gets gradients that are still scaled. Divide them in place, "
+             "gradient.div_(state.scale), before optimizer.step(): gradient = gradient / scale "
+             "only makes a new tensor.", (DIVIDES, "pass"),
              (f"    for gradient in gradients:\n        {DIVIDES}", "    for gradient in []:\n"
               "        pass"),
              (DIVIDES, "gradient = gradient / state.scale"),
@@ -139,7 +140,8 @@ SCALE_LOSS = Proof(
               DOUBLED, DOUBLED.replace("=0", "=state.clean_steps + 1"))),
         Slip("Doubling sets clean_steps to 0, not to 1: the step that doubles the scale belongs to "
              "the interval just completed.", (DOUBLED, DOUBLED.replace("=0", "=1"))),
-        Slip("The scale never doubles: count the clean steps in state.clean_steps.",
+        Slip("The scale never doubles. Count clean steps in state.clean_steps, and double when "
+             "they reach state.interval.",
              (COUNTS, "clean_steps=state.clean_steps"), (REACHED, "True")),
         Slip("After `interval` clean steps, multiply the scale by 2.",
              (DOUBLED, DOUBLED.replace("* 2", "* 4")), (DOUBLED, DOUBLED.replace("* 2", "+ 2"))),

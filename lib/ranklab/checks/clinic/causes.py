@@ -97,8 +97,8 @@ PREDICTIONS = (
     _cause_of(
         "no_faster",
         "Traffic counts 240 all-reduces on each rank: two parameters, 120 steps",
-        "4 x 24 images are a step on one rank. But 60 steps of 24 images are a whole epoch on each "
-        "rank; 15 would be enough",
+        "24 is right: four times 24 is one step of 96. But each rank takes 60 steps of 24 in an "
+        "epoch, which is every image; 15 are enough",
         "the `weights` of all ranks are equal, to the bit",
         hint="What does `seen` hold on each rank, and how long is it?",
         why=("`seen` is the same list on all four ranks: each reads all 1,437 images in an epoch. "

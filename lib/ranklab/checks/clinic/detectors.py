@@ -47,7 +47,8 @@ def shortened(value):
 def check_first_difference(first_difference):
     a, b, c = "all_reduce", "broadcast", ("reduce", 3)
     agree(first_difference, (
-        ({0: [a, b], 1: [a, b]}, None, "Alike is None."), ({}, None, "No ranks, no difference."),
+        ({0: [a, b], 1: [a, b]}, None, "If all calls are alike, return None."),
+        ({}, None, "No ranks, no difference."),
         ({0: [], 1: []}, None, "No calls, no difference.")))
     yield "None where all calls are the same"
     agree(first_difference, (

@@ -17,10 +17,10 @@ EVERYWHERE = FOUR, GROUPS, PAIRS
 # --- train_with_owners ----------------------------------------------------------------------------
 
 OWNERS = {"steps": 6, "images": 200}, {"steps": 4, "images": 20, "width": 7, "seed": 3}
-IN_LINE = ("All ranks wait at the same line of code, each for a different rank. Let each rank "
-           "print what it sends or waits for, just before it does.")
-FEWER_COUNTS = ("All counts have the same size, so a rank must have made fewer calls than the "
-                "others. With 20 images a rank does not see every digit.")
+IN_LINE = ("All ranks wait in broadcast. Let each rank print what it sends, or for which rank it "
+           "waits, just before it does.")
+FEWER_COUNTS = ("The ranks do not make the same calls in the same order. Look at the loop over "
+                "the digits: with 20 images a rank does not see every digit.")
 OWNERS_FAILURES = {r"hang: broadcast(, broadcast)*": IN_LINE, "hang: .*all_reduce.*": FEWER_COUNTS}
 AS_OWNED = "Every rank must hold each parameter with its owner's values."
 KEPT_ONCE = "Only the owner of a parameter keeps its momentum."
@@ -126,14 +126,14 @@ def check_train_on_a_grid(program):
 # --- train_until_good -----------------------------------------------------------------------------
 
 GOOD = {"steps": 30, "good": 0.65}, {"steps": 24, "batch": 1, "good": 0.55, "seed": 1}
-ONE_LESS = ("A rank has made fewer calls than the others. What decides whether a rank makes a "
-            "call? There may be two such places.")
+ONE_LESS = ("The ranks do not make the same calls. What decides whether a rank makes a call? "
+            "There may be two such places.")
 ALL_DECIDE = ("`good` is a share of all held-out digits: add up the right ones over all ranks, "
               "then decide.")
 EVERY_CALL = ("A step's mean is over the clear scans of all ranks. A rank without one contributes "
               "zeros: if it skips the call, its next scans join the others' previous step.")
 ONE_DECIDES = Slip(
-    f"It stops as soon as one rank is good enough. {ALL_DECIDE}",
+    f"It stops at the step in which a first rank is good enough by itself. {ALL_DECIDE}",
     ("seen = torch.stack([right, torch.tensor(len(held_y), device=device())])",
      "seen = (right >= good * len(held_y)).long()", "seen[0] >= good * seen[1]", "seen > 0"))
 

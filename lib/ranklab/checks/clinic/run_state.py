@@ -49,8 +49,8 @@ ALL_PARTS = """\
             scaler.scale(loss).backward()
 """
 HALF = {"through": torch.float16, "roundings": 2**15}  # near: half a percent
-STEPPED = ("A rank has stepped with a gradient that is not finite. What did it check before "
-           "deciding, and what was added after that?")
+STEPPED = ("A step has spoilt the weights: was its gradient finite on all ranks, and divided by "
+           "the scale? What did a rank check before it stepped?")
 HALVED = ("An overflow on any rank must halve the scale on all ranks. Keep float16, `scale` and "
           "`growth` as they are.")
 TOO_LOW = "`scale` and `growth` are given. Only a step that overflows halves the scale."

@@ -38,8 +38,8 @@ FOUR = ((0, 1, 2, 3),)
 GROUPS, PAIRS = prover.GROUPS
 LAB = FOUR, {}
 NEAR = 2**11  # roundings: in float32, in another order, trainings stay within a tenth of that
-SAME = ("Fix only the cause: leave the data, the sizes, the optimizer and what is returned as they "
-        "are.")
+SAME = ("Either the cause is still there, or more has changed: leave the data, the sizes, the "
+        "optimizer and what is returned as they are.")
 ELSEWHERE = ("The lab's four ranks were right. Here the ranks are different: what holds only for "
              "four ranks, for the lab's settings, or without `group`?")
 

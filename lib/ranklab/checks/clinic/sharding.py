@@ -47,8 +47,9 @@ def check_wide_layer(program):
                      {"steps": 4, "tensor": 1, "seed": 2}, one=None, watch=_masks):
         T, D = run.settings["tensor"], run.size // run.settings["tensor"]
         counts = [len(result.watched) for result in run.found]
-        expect(set(counts) == {8}, f"{run.where}: F.dropout is called {counts[0]} times in 4 steps,"
-               " not twice a step", ("Keep both dropouts, as F.dropout or nn.Dropout: the check "
+        other = next((count for count in counts if count != 8), 8)
+        expect(other == 8, f"{run.where}: a rank calls F.dropout {other} times in 4 steps, not "
+               "twice a step", ("Keep both dropouts, as F.dropout or nn.Dropout: the check "
                                      "reads their masks."))
         wide, narrow = ([got.watched[first::2] for got in run.found] for first in (0, 1))
         _look_at_masks(run.where, T, wide, narrow)

@@ -150,8 +150,8 @@ NOT_GROWN, TOO_LONG = CASE["worse_together"].edits
 SLIPS_OF_RATE = (
     Slip("The rates are still those of the original program.",
          (*NOT_GROWN, *TOO_LONG, "SGD(model.parameters(), lr)", "SGD(model.parameters(), lr=lr)")),
-    Slip("The rate grows as it should, but it has not fallen to nearly 0 when training ends: its "
-         "schedule counts the steps of one rank.", TOO_LONG),
+    Slip("The schedule counts the steps of one rank: the rate grows too slowly, and has not "
+         "fallen to nearly 0 when training ends.", TOO_LONG),
     Slip("The rate falls as it should, but it does not grow with the number of images in a step.",
          NOT_GROWN),
     Slip("The rate grows as for four ranks, however many there are.",

@@ -21,10 +21,10 @@ LARGE = {"micro_batches": 6, "accumulate": 4}, {"micro_batches": 3, "accumulate"
 MEAN = "A step's loss is the mean over all ranks, and over all micro-batches of the step."
 LAST = ("Compare the gradient before the optimizer's step with the one in a single process. With 6 "
         "micro-batches and accumulate=4, the second step has two.")
-OFTEN = ("Gradients are sent with every micro-batch. Accumulate them on each rank, and send once, "
-         "before the optimizer's step.")
-STILL = ("Something is still sent with every micro-batch: however small it is, all ranks wait for "
-         "each other there.")
+OFTEN = ("A step sends more than one gradient. Accumulate on each rank, and send once, before the "
+         "optimizer's step.")
+STILL = ("All ranks wait for each other in every call, however small it is. Is something sent "
+         "with every micro-batch, or in two calls where one would do?")
 
 
 def _sends_once(where, result):

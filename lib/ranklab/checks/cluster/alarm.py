@@ -20,7 +20,8 @@ MISSED = {"hot GPU": "Its clock falls below the other GPUs' clocks, and its step
           "dying memory": "It shows only in a counter, until the GPU is lost.",
           "slow loader": ("A whole host is slower than before, and in a small run one host can be "
                           "half of the ranks."),
-          "slow host CPU": "8% is enough, against the other ranks and against its own past."}
+          "slow host CPU": "Its steps are perhaps only 8% longer: compare them with the other "
+                           "ranks' and with its own past."}
 FALSE = {"calm": "There are noise and pauses: decide by several scrapes, not by one.",
          "imbalance": "",  # the sentence about the kind says it
          "slow start": "It gets better by itself: raise an alarm only if something gets worse.",

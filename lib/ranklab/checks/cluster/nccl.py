@@ -191,14 +191,17 @@ NCCL_ENVIRONMENT = Proof(
         Slip("NCCL bootstraps over an IP interface even if HCA ports carry the data: set "
              "NCCL_SOCKET_IFNAME.",
              (WITH_CLASS, f'    del variables["NCCL_SOCKET_IFNAME"]\n{WITH_CLASS}')),
-        Slip("Without NCCL_NET, NCCL uses whatever a node has, and can quietly fall back to TCP.",
+        Slip("Always set NCCL_NET, to the plugin's name, IB or Socket: if it is unset or empty, "
+             "NCCL takes whatever a node has.",
              (DEFAULT, ""), (DEFAULT, "", IB, ""), (DEFAULT, '"NCCL_NET": topology.plugin, ')),
         Slip("Without a plugin, NCCL_NET is IB if all nodes have a port in common.", (IB, "")),
         Slip("RoCE counts as IB as well: NCCL has one network for all HCA ports.",
              (IB, '"NCCL_NET": "IB" if ports[0].link == "InfiniBand" else "RoCE", '),
              (IB, '"NCCL_NET": "IB" if ports[0].link == "InfiniBand" else "Socket", ')),
         Slip("NCCL_NET is the plugin's name, if there is one.", (DEFAULT, '"NCCL_NET": "Socket", '),
-             (DEFAULT, '"NCCL_NET": "IB", '), (NO_IB, "not by_link:\n")),
+             (NO_IB, "not by_link:\n")),
+        Slip("NCCL_NET is IB only if all nodes have a port in common. Otherwise it is the plugin's "
+             "name, or Socket.", (DEFAULT, '"NCCL_NET": "IB", ')),
         Slip("The plugin's name is topology.plugin.",
              (DEFAULT, '"NCCL_NET": "OFI" if topology.plugin else "Socket", ')),
         Slip("Nothing reads NCCL_IB_HCA if no HCA port carries the data.",

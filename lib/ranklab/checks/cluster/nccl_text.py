@@ -301,18 +301,18 @@ READ_LOG = Proof(
         Slip("The same warning from the same rank counts once.", (WARNS, "tuple(warnings)")),
         Slip("Two ranks may print the same warning: list each (rank, text) once, not each text.",
              (WARNS, "tuple({text: (rank, text) for rank, text in warnings}.values())")),
-        Slip("Keep warnings in the log's order: a set has no order.",
+        Slip("Keep warnings in the log's order: neither sort them nor put them into a set.",
              (WARNS, "tuple(sorted({*warnings}, key=str))")),
         Slip("A warning counts even if the rank of its process is not known: its rank is None.",
              ("if line.warns]", "if line.warns and (line.host, line.pid) in ranks_of]")),
         Slip("A process may warn before it prints its rank: look up ranks after reading all lines.",
              (WARNINGS, "", LOOP, f"    warnings = []\n{LOOP}        if line.warns:\n"
               f"            warnings.append({WARNING})\n")),
-        Slip("A rank's last number counts.",
+        Slip("torch may print a rank's line more than once: take the last number.",
              ("re.findall(ENQUEUED, text)}", "re.findall(ENQUEUED, text)[::-1]}")),
         Slip('Take the number after "last enqueued", not the one after "last completed".',
              ("re.findall(ENQUEUED, text)", f"re.findall({COMPLETED}, text)")),
-        Slip("An empty log says nothing, so everything stays empty.", (' or [""]', "")),
+        Slip('A log may have no "Using network": the network is then "".', (' or [""]', "")),
     ), hints=(
         "Each rank prints its own part. Go through all lines, and combine what belongs to the same "
         "channel.",

@@ -103,7 +103,7 @@ def _see(fn, story):
         node = parse(rule["expr"])
         fired = alerts(rule, series | _truth(story, end), times)
     except (NotCovered, ValueError, AttributeError, TypeError) as error:
-        source = "this check" if isinstance(error, NotCovered) else "Prometheus"
+        source = "Prometheus" if type(error) is ValueError else "this check"
         yield {"what is wrong with the rule": finding(
             str(error)[:40], f"this, {source} says: {error}. The rule's expr is {rule['expr']!r}, "
             f"for: {rule.get('for')!r}")}
@@ -324,8 +324,8 @@ MFU = RuleProof(
              (MFU_EXPR, 'f"rate(train_tokens_total[5m]) * train_flops_per_token / train_peak_flops '
               '< {least}"'), (MFU_EXPR, 'f"sum by (run, rank) (rate(train_tokens_total[5m]) * '
               'train_flops_per_token) / sum by (run, rank) (train_peak_flops) < {least}"')),
-        Slip("Both sides of a division must have the same labels: here one is by (run), the other "
-             "is not.", (PEAK, "sum(train_peak_flops)"), (PEAK, "train_peak_flops"),
+        Slip("Both sides of / or * must have the same labels: here they differ. Aggregate both by "
+             "(run).", (PEAK, "sum(train_peak_flops)"), (PEAK, "train_peak_flops"),
              (FLOPS, "sum(rate(train_tokens_total[5m]) * train_flops_per_token)"),
              (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * train_flops_per_token")),
         Slip("The alert stays active when all is well again: leave out keep_firing_for.",
@@ -378,13 +378,14 @@ STRAGGLER = RuleProof(
              ("quantile by (run) (0.5, ", "max by (run) (")),
         Slip("If a scrape fails, the newest sample is missing, and `for` starts over. Use a range, "
              "as avg_over_time(x[1m]) does.", (MEAN, "train_step_seconds")),
-        Slip("With a long range, one long step affects the result for as long as the range.", (MEAN,
+        Slip("With a long range, old steps count for as long as the range, and the alert ends too "
+             "late.", (MEAN,
              "avg_over_time(train_step_seconds[10m])"), (MEAN,
              "max_over_time(train_step_seconds[10m])")),
         Slip("One long step doesn't make a straggler: take a mean or a median, not the maximum.",
              (MEAN, "max_over_time(train_step_seconds[5m])")),
-        Slip("If all ranks are slow, none is a straggler: divide by the median at the same time, "
-             "not by the rank's own past.",
+        Slip("After some minutes the rank's own past is slow, too, and the alert ends: divide by "
+             "the median rank at the same time.",
              (STEP_EXPR, 'f"{mean} / avg_over_time(train_step_seconds[20m] offset 2m) > {factor}"'),
              (STEP_EXPR, 'f"{mean} / (train_step_seconds offset 10m) > {factor}"')),
         Slip("`factor` is a ratio to the median, not a number of seconds.",

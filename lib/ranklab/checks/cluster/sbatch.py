@@ -107,8 +107,8 @@ SBATCH = Proof(
           _see_end, (Failure(LARGE, 3), Failure(LARGE, None), Failure(LARGE, 4),
                      Failure(SMALL, 0))),
     mistakes=(
-        Slip("sbatch accepts only a script that begins with #! and a shell: here the first line is "
-             "blank.", (f'f"""{OPEN}', f'f"""\n{OPEN}')),
+        Slip("sbatch accepts only a script whose very first characters are #!, without a blank or "
+             "a line before them.", (f'f"""{OPEN}', f'f"""\n{OPEN}')),
         Slip("Give options before the first command: sbatch reads no further.",
              (OPEN, f"{OPEN}set -u\n"), (OPEN, f"{OPEN}{{exports}}\n", "{exports}\nhead", "head")),
         Slip("Each task is one torchrun, which starts all ranks of its node.",
@@ -151,7 +151,9 @@ SBATCH = Proof(
              (EXPORT, "{name}=")),
         Slip("Export each value exactly as it is in job: it may contain spaces, quotes, $ and "
              "newlines, so use shlex.quote.", (QUOTED, "={text}"), (QUOTED, '=\\"{text}\\"'),
-             (QUOTED, "='{text}'"), (QUOTED, "={text!r}")),
+             (QUOTED, "={text!r}")),
+        Slip("The shell can't read this script: values and words may contain quotes. Use "
+             "shlex.quote and shlex.join.", (QUOTED, "='{text}'")),
         Slip("torchrun kills its ranks 30 s after a SIGTERM, unless TORCH_ELASTIC_SHUTDOWN_TIMEOUT "
              "gives them longer.", (SHUTDOWN, "")),
         Slip("If the job has no interface, set neither variable: empty is not the same as unset.",

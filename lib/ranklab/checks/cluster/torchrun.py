@@ -28,7 +28,7 @@ def torchrun_options(words, names):
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
-            options = vars(get_args_parser().parse_args(words))
+            options = vars(get_args_parser().parse_args([*map(str, words)]))
     except SystemExit:
         return {"what torchrun says": output.getvalue().strip().rpartition("error: ")[2]}, ""
     options["nnodes"] = re.sub(r"^(\d+):\1$", r"\1", options["nnodes"])

@@ -161,11 +161,18 @@ def _see_fit(fn, case):
         yield {"the outcome": outcome(Exception, fn, sizes, seconds)}
         return
     pair = outcome(ValueError, fn, sizes, seconds)
-    is_pair = np.size(pair) == 2
+    is_pair = _is_pair(pair)
     is_as_before = all(map(np.array_equal, (sizes, seconds), case.measurements()))
     yield {"what it returns": "a pair (alpha, beta)" if is_pair else pair,
-           **(_errors(case, *np.ravel(pair)) if is_pair else {}),
+           **(_errors(case, *np.ravel(pair).astype(float)) if is_pair else {}),
            "sizes and seconds afterwards": "as before" if is_as_before else "changed"}
+
+
+def _is_pair(value):
+    try:
+        return np.ravel(value).astype(float).size == 2
+    except (TypeError, ValueError):  # it holds no numbers, or rows of several lengths
+        return False
 
 
 def _errors(case, alpha, beta):
@@ -327,8 +334,8 @@ CROSSOVER = Proof(
              (ODD_ROUNDS, "rounds"), ("math.ceil", "math.floor")),
         Slip("When R is not a power of two, round log2 R up: there are no fractional rounds.",
              (CEIL, "math.log2(ranks)")),
-        Slip("With 2 ranks, doubling sends no more bytes than the ring and needs fewer steps, so "
-             "the ring never wins: return math.inf.",
+        Slip("With 1 or 2 ranks the ring never wins: doubling sends no more bytes, in no more "
+             "steps. Return math.inf.",
              ("else math.inf", "else 0"), ("else math.inf", "else None")),
         Slip("Avoid dividing by zero on 1 and 2 ranks: doubling sends no more bytes than the ring "
              "there, so the ring never wins. Return math.inf.",

@@ -134,8 +134,8 @@ HIERARCHICAL = Proof(
              "node's sum cross to its peers.", flat_ring),
         Slip("The whole tensor crosses the slow link. Sum inside the node first, and let only a "
              "shard of that sum cross to its peers.", whole_tensor_across, across_first),
-        Slip("One rank sends more than the others. Let each rank send its own shard across, round "
-             "a ring.", leaders_across,
+        Slip("Some ranks send more than others. Let each rank send its own shard across, round a "
+             "ring.", leaders_across,
              (ACROSS, "parameter_server(shard, 0, across)"), parameter_server=parameter_server),
         Slip("Don't pad: tensor_split cuts any length. Pass out=x.new_empty(x.shape) to the last "
              "all-gather.", pads),
@@ -220,7 +220,7 @@ SERVER = Proof(
         Slip("Each worker sends its x once, to the server only, and the server sends each worker "
              "one answer.",
              ring_instead, all_to_all),
-        Slip("Send one message per step: every message pays its own latency.",
+        Slip("Send each tensor in one message: every message pays its own latency.",
              (ASK, "for part in total.view(-1).tensor_split(2):\n"
               "            dist.send(part, group=group, group_dst=server)",
               COLLECT, "for part in buffer.view(-1).tensor_split(2):\n"

@@ -27,12 +27,12 @@ CHANGED = "x itself is changed and returned, so writing into the result would ch
 KEPT = ("Something is left over from an earlier call: make new buffers inside the function on "
         "every call.")
 MEAN = "Do not divide by R: a caller that wants the mean divides afterwards."
-OWN_TYPE = ("Allocate every buffer with empty_like or new_empty, so that it has the input's dtype "
-            "and device.")
+OWN_TYPE = ("Add and send in the input's own dtype: no .float(), and every buffer by empty_like "
+            "or new_empty.")
 STRIDED = ("x is not contiguous here, but a message must be. x.clone() and torch.empty_like(x) "
            "keep the strides; x.contiguous(), x.flatten() and x.new_empty(x.shape) do not.")
-FLAT = ("x is not contiguous here. torch.empty_like(x) keeps its strides, so the chunks become "
-        "copies; x.new_empty(x.shape) is contiguous.")
+FLAT = ("x is not contiguous here: view(-1) fails on it, and on torch.empty_like(x), which keeps "
+        "its strides. Use x.flatten(), and x.new_empty(x.shape) for the result.")
 COST = ("x afterwards", "memory that the result shares with x", "handles that nobody waited for",
         "what it uses of the backend's collectives", "bytes sent", "messages sent",
         "ranks that it sends to", "bytes that all ranks send")

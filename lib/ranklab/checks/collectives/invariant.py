@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.collectives.inputs import BUILD, COST, FINE, KEPT, MEAN, STRIDED, seen_of
+from ranklab.checks.collectives.inputs import BUILD, COST, FINE, KEPT, MEAN, seen_of
 from ranklab.checks.prover import AtMost, Proof, Slip, Stage, must_refuse
 from ranklab.checks.prover.slips import edited
 from ranklab.collectives import (
@@ -203,7 +203,9 @@ INVARIANT = Proof(
              (REFUSE, "assert not R & (R - 1)\n    if False:")),
         Slip("The sum of one contribution is that contribution itself, so adding to it changes the "
              "input. Copy it first.", (LOCAL, "tree_sum(contributions).contiguous()")),
-        Slip(STRIDED, (LOCAL, "tree_sum(contributions).clone()")),
+        Slip("These contributions are not contiguous, and clone() keeps the strides: use "
+             ".contiguous(), .flatten() or new_empty before view(-1) or a message.",
+             (LOCAL, "tree_sum(contributions).clone()")),
         Slip("Give the result the shape of one contribution.",
              (SUM, "    return total.view(-1)\n"), (SUM, "    return total[None]\n")),
         Slip(KEPT, ("group=None):", "group=None, kept={}):", LOCAL,

@@ -85,7 +85,8 @@ SCATTER = Proof(
              "arrived.", (ADD, "chunks[i].add_(buffer)")),
         Slip(MEAN, (RETURN, "    return (partial / R).to(x.dtype)")),
         Slip(OUT, (ADD, "buffer + chunks[i]"), ("if out is not None else None", "if False else 0")),
-        Slip("The chunks of `out` can also differ in length: cut them with tensor_split.",
+        Slip("A tensor of several numbers is not true or false: ask `out is not None`. And cut "
+             "`out` with tensor_split, which gives a tuple of chunks of any lengths.",
              ("out.view(-1).tensor_split(R)", "out.view(R, -1)")),
         Slip("Return only one chunk, the finished one.",
              (RETURN, f"    if out is not None:\n        return out\n{RETURN}")),

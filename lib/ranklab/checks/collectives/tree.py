@@ -221,8 +221,8 @@ DOUBLING = Proof(
              "the same bits.",
              (SWAP, SWAP.replace("rank ^ step", "(rank + step) % power", 1).replace(
                  "rank ^ step", "(rank - step) % power"))),
-        Slip("A swap goes both ways, so your partner's partner must be you. That holds for rank ^ "
-             "step, but not for rank + step.",
+        Slip("No rank ends. Does the loop end (step *= 2)? Do swaps meet? Your partner's partner "
+             "must be you: rank ^ step, not rank + step.",
              (SWAP, SWAP.replace("rank ^ step", "(rank + step) % power"))),
         Slip("Swap everything you have added up so far, not just x.",
              (SWAP, SWAP.replace("total", "x"))),

@@ -157,7 +157,9 @@ MERGE = Proof(
              (f"total = {NEW_LSE}", "lse, other_lse = (x.clamp(min=-1000) for x in (lse, other_lse)"
               f")\n    total = {NEW_LSE}\n    total = total.where(total > -999, float('-inf'))")),
         Slip("A row may have seen no key: its lse is -inf and its out 0. Since -inf - -inf is nan, "
-             "replace the weight with 0.", (".nan_to_num(0.0)", ""), by_sigmoid,
+             "replace the weight with 0.", (".nan_to_num(0.0)", ""), by_sigmoid),
+        Slip("Where both lse are -inf, lse minus the larger one is nan. The new lse stays -inf "
+             "there: logaddexp does that.",
              (NEW_LSE, f"{LARGER} + "
               f"((lse - {LARGER}).exp() + (other_lse - {LARGER}).exp()).log()")),
         Slip("If a row has seen no key in either set, its lse stays -inf.",

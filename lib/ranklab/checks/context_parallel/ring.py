@@ -148,10 +148,9 @@ GROUP = "Pass `group` to every call that needs it: get_rank(group), Hop(x, group
 OWNER = "In step i a rank has the block of rank (rank - i) % R."
 OVERLAP = ("Start the block's hop, then compute with the block, and only then wait: the next block "
            "travels during the computation.")
-VIEWS = ("k and v may be transposed views, which are not contiguous: torch.stack copies them, but "
-         "view() fails.")
-PASSES = ("Every rank passes on every block, even one that its queries cannot see: the next rank "
-          "waits for it.")
+VIEWS = ("The arguments may be transposed views, which are not contiguous: view() fails on them, "
+         "and reshape() or torch.stack copies.")
+PASSES = ("All ranks make R - 1 hops, whatever anybody's queries see.")
 TYPE = "Send k and v in their own dtype: float32 has twice the bytes of bfloat16."
 STACKED = "One message per hop is enough: k and v, stacked."
 ALONE = "A single rank sends nothing: there is no other rank to send to."
@@ -215,7 +214,7 @@ FORWARD = Proof(
         Slip(VIEWS,
              (STACK, "torch.cat([k.view(-1), v.view(-1)]).view(2, *k.shape)")),
         Slip(PASSES, *HIDDEN),
-        Slip("No hop is started in the last step, so there is nothing to wait for.",
+        Slip("hop is None here. Wait only where a hop was started: R - 1 times in R steps.",
              (WAIT, "block = hop.wait()")),
         Slip(GROUP, ("Hop(block, group)", "Hop(block)"),
              (PLACE, "dist.get_rank(group), dist.get_world_size()")),

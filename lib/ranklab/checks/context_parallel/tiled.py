@@ -79,7 +79,11 @@ def _see(fn, case):
     hidden = states[:, :-1] if case.is_view else states * 1
     with one_thread():
         loss = fn(hidden, weight, targets, case.tile, **_keywords(case))
-        (loss * case.factor).backward()
+        if not isinstance(loss, torch.Tensor):
+            yield {"the loss": loss}
+            return
+        if loss.requires_grad:
+            (loss * case.factor).backward()
     changed = [name for name, old, new in zip(
         ("hidden", "weight", "targets"), before, (states, weight, targets))
         if not torch.equal(old, new)]
@@ -142,7 +146,7 @@ class Size(NamedTuple):
         with one_thread(), Watcher(flops, add_flops(flops)), MemoryPeak(model) as memory:
             with torch.set_grad_enabled(not needs.no_grad):
                 loss = fn(model.hidden, model.weight, model.targets, self.tile)
-            if loss.requires_grad:
+            if getattr(loss, "requires_grad", False):
                 loss.backward()
         return memory.peak_bytes - memory.points[0].total, sum(flops)
 
@@ -280,8 +284,8 @@ TILED = Proof(
         Slip("Under torch.no_grad() no gradient is needed. ctx.needs_input_grad is still True "
              "there, so ask torch.is_grad_enabled() outside the Function.",
              (NEEDS, "x.requires_grad")),
-        Slip("Inside the forward of a Function gradients are always disabled, so there "
-             "torch.is_grad_enabled() is False. Ask it before you call apply().",
+        Slip("backward returns no gradient. If forward asks torch.is_grad_enabled(), ask before "
+             "apply(): inside a Function's forward it is False.",
              (NEEDS, "False")),
         Slip("Gradients are computed that are not needed: of a frozen tensor, and under "
              "torch.no_grad().",

@@ -101,8 +101,8 @@ AVERAGE = Proof(
         Slip("The mean must end up in parameter.grad: here you average a copy of it.",
              (DIVIDE, "mean = parameter.grad / R", "all_reduce(parameter.grad", "all_reduce(mean"),
              (CALL, CALL.replace("grad,", "grad.clone(),"))),
-        Slip("This gradient is channels-last, so .contiguous() makes a copy, but the mean must end "
-             "up in parameter.grad itself.",
+        Slip("This gradient is channels-last, so .contiguous(), .flatten() and .reshape(-1) copy "
+             "it, but the mean must end up in parameter.grad itself.",
              ("all_reduce(parameter.grad", "all_reduce(parameter.grad.contiguous()")),
         Slip("Some parameters may be float64: torch.zeros_like(parameter) has the right dtype, "
              "shape and device.", ("torch.zeros_like(parameter)", "torch.zeros(parameter.shape)")),

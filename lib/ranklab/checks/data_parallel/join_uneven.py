@@ -129,8 +129,7 @@ JOIN = Proof(
              ("ReduceOp.MAX", "ReduceOp.MIN"), ("ReduceOp.MAX", "ReduceOp.MIN", "going_on < 0",
                                                "going_on < 0 or batch is None")),
         Slip("A loader may have no length: one small all-reduce in each step tells all ranks "
-             "whether any rank has a batch.", ("iter(batches)", "iter(batches[:len(batches)])"),
-             ("iter(batches)", "iter(batches)\n    count = len(batches)")),
+             "whether any rank has a batch.", ("iter(batches)", "iter(batches[:len(batches)])")),
         Slip("An epoch may not fit into memory: call next(batches, None) once in each step.",
              ("iter(batches)", "iter(list(batches))")),
         Slip("next(batches, None) returns None at the end; next(batches) raises StopIteration.",
@@ -150,15 +149,16 @@ JOIN = Proof(
                                           "                break\n            if batch is None:\n"
                                           "                break\n            model"),
              (SHADOW, "                pass\n")),
-        Slip("Use -1 for a rank that has no batch: 0 is a valid rank, which continues like any "
-             "other.",
+        Slip("Stop only if the MAX is below 0: 0 is rank 0, which still has a batch. A rank "
+             "without a batch sends -1.",
              ("-1 if", "0 if", "going_on < 0", "going_on == 0 and batch is None"),
              ("going_on < 0", "going_on <= 0")),
         Slip("A rank without a batch shadows the step and yields nothing.",
              ("    else:\n                yield batch", "    yield batch"),
              (SHADOW, "                yield None\n")),
         Slip("A rank that has no batch left must not repeat one: it shadows the step.", repeats),
-        Slip("join_uneven must be a generator: `yield` each batch of this rank.",
+        Slip("The loop gets the parts of a batch one by one: use `yield batch`, not `return "
+             "batch` or `yield from batch`.",
              ("yield batch", "return batch")),
         Slip("All ranks use the buffers of rank `model.buffers_from`: it must be a rank that still "
              "has a batch.",

@@ -133,8 +133,8 @@ BATCH_NORM = Proof(
         # forward
         Slip("x is normalised by this rank's own mean and variance: nothing was summed over ranks.",
              (FORWARD, "n", "n < 2", "n < 1")),
-        Slip("One rank may have only a single row while all ranks together have more: sum the "
-             "count over ranks as well.",
+        Slip("n is this rank's own count here, and one rank has a single row: all-reduce both "
+             "sums and the count, in one tensor.",
              (FORWARD, "n"), (FORWARD, "dist.all_reduce(sums[:-1], group=group)\n            n")),
         Slip("Variances cannot be averaged, because the ranks' means differ as well. Sum x and x * "
              "x.",
@@ -150,7 +150,7 @@ BATCH_NORM = Proof(
              (VARIANCE, f"{VARIANCE} * n / (n - 1)")),
         Slip("The variance is mean(x * x) - mean(x) ** 2: the mean must be squared.",
              ("square - mean.square()", "square - mean")),
-        Slip("That is mean(x * x): subtract the square of the mean.",
+        Slip("The variance is mean(x * x) here: subtract mean(x) ** 2.",
              ("square - mean.square()", "square")),
         Slip("eps is an argument: do not hard-code it.", ("variance + eps", "variance + 1e-5")),
         Slip("eps goes inside the root: rsqrt(variance + eps).",
@@ -181,9 +181,12 @@ BATCH_NORM = Proof(
                            "running_mean)", "momentum * (variance *",
                            "(1 - momentum) * (variance *")),
         # backward
-        Slip("The mean and the variance depend on x as well.", (OF_X, "grad")),
-        Slip("The variance depends on x as well.", (OF_X, "grad - by_mean")),
-        Slip("The mean depends on x as well.", (OF_X, "grad - normal * by_variance")),
+        Slip("x also changes y through the mean and the variance: subtract both of these terms "
+             "from grad.", (OF_X, "grad")),
+        Slip("x also changes y through the variance: the gradient of x lacks that term.",
+             (OF_X, "grad - by_mean")),
+        Slip("x also changes y through the mean: the gradient of x lacks that term.",
+             (OF_X, "grad - normal * by_variance")),
         Slip("The gradient of x has weight as a factor.",
              ("(scale * weight).view(shape)", "scale.view(shape)")),
         Slip("This rank's x affects the mean used on all ranks, so their gradients count as well: "

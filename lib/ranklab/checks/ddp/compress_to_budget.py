@@ -19,19 +19,21 @@ from ranklab.models.gpt import GPT
 
 FRACTION, BETTER, STEPS = 0.001, 0.03, 50  # BETTER: nats; right answers are 0.06 to 0.15 better
 MANY, SPIKES = 70_000, torch.tensor([5, 33_333, 65_000, 69_999])
-FEEDBACK = ("What a step doesn't send, including rounding errors, must be added to the next "
-            "gradient. Keep it per parameter, because DDP makes new buckets in its second step.")
-INDICES = ("16-bit indices end at 32,767 (int16) or 65,535 (uint16): count them within rows that "
-           "are short enough.")
+FEEDBACK = ("The results do not add up to the gradient. Divide by R, once. And what a step "
+            "doesn't send, rounding errors too, is added to the next gradient, per parameter: DDP "
+            "makes new buckets in its second step.")
+INDICES = ("A number arrives at a place where none is due: undo each step of the index coding. "
+           "(16 bits end at 32,767 or 65,535: count within rows that are short enough.)")
 SAME = ("Every rank must add up the same numbers in the same order, including its own numbers "
         "exactly as it sent them.")
-COUNTED = ("Count values, indices and scales: in an all-gather, a rank sends R-1 times the bytes "
-           "that it contributes.")
+COUNTED = ('Count values, indices and scales: in an all-gather over the group, '
+           'state.get("group"), a rank sends R-1 times the bytes that it contributes.')
 ZEROS = "Zeros must stay zeros: 0 / 0 is NaN, and 0 has no sign."
 FLOAT16 = "float16 overflows above 65,504; bfloat16 does not."
 UNSEEN = ("Don't drop a NaN or leave it in the error, where it is never seen: send it. topk treats "
           "NaN as the largest number.")
-IN_SIZE = "Take the largest by absolute value: -5 counts as 5. Use topk of .abs()."
+IN_SIZE = ("No negative number comes through. Choose by .abs(), since -5 counts as 5, but send "
+           "the values with their signs.")
 SUM = "That is the sum over ranks: divide by the number of ranks."
 MORE = "Send more entries with fewer bytes each, and choose the largest of the whole bucket."
 

@@ -68,7 +68,8 @@ DIAGNOSE = Proof(
     Stage("a ValueError where a rank has no step in which anything was computed", _see,
           (NoStep("no timeline", 0), NoStep("a rank that only loads", 2)), oracle=by_the_job),
     mistakes=(
-        Slip("Ranks that are ready early also wait for the last one: take the min over ranks.",
+        Slip("Exposed communication: ranks that are ready early also wait for the last one, so "
+             "take the min over ranks.",
              ("min(exposed)", "max(exposed)"), ("min(exposed)", "exposed[0]"),
              ("min(exposed)", "mean(exposed)"), mean=mean),
         Slip("Exposed communication is only what no computing hides, not all communication.",

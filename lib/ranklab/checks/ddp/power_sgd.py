@@ -56,6 +56,10 @@ def _see(fn, case, ranks):
             yield {"what it returns": f"a {type(result).__name__}"}
             return
         near, q, error = result
+        if not all(isinstance(x, torch.Tensor) for x in result) or error.shape != matrix.shape:
+            yield {"what it returns": "a list of " + ", ".join(
+                f"{[*x.shape]}" if isinstance(x, torch.Tensor) else str(x) for x in result)}
+            return
         yield {
             "what it returns": "three tensors",
             "the approximation": near,

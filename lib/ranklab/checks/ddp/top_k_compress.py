@@ -64,7 +64,8 @@ def _shown(fn, gradient, error, k, whole):
     if not isinstance(result, tuple | list) or len(result) != 3:
         return None, {"what it returns": f"a {type(result).__name__}"}
     values, places, residual = result
-    shapes = [tuple(each.shape) for each in (values, places, residual)]
+    shapes = [tuple(each.shape) if isinstance(each, torch.Tensor) else type(each).__name__
+              for each in (values, places, residual)]
     due = [(count,), (count,), tuple(whole.shape)]
     shown = {"what it returns": "three tensors", "the list of shapes of values, indices and error":
              Must(shapes, due)}

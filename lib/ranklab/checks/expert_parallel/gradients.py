@@ -1,5 +1,6 @@
 """expert_gradients: compared with sums of known gradients."""
 
+import functools
 from contextlib import contextmanager
 from typing import NamedTuple
 from unittest import mock
@@ -65,10 +66,15 @@ def arriving_when_awaited():
         yield
 
 
+@functools.cache
+def groups():
+    """Make, once on each rank, {members: the group}: a group costs more than a case."""
+    return {members: dist.new_group(members) for members in OWN}
+
+
 def _see(fn, backward, ranks):
-    groups = {members: dist.new_group(members) for members in OWN}
     owners = OWNERS.get(ranks.size, (ranks.members,))
-    own = groups[next(members for members in owners if dist.get_rank() in members)]
+    own = groups()[next(members for members in owners if dist.get_rank() in members)]
     parameters = {name: torch.nn.Parameter(torch.ones(
         shape, dtype=backward.dtype(name), device=device()))
         for name, shape in SHAPES.items()}
@@ -108,8 +114,8 @@ def in_one_tensor(shared, experts, own, group=None):
 ZEROS = "p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
 DIVIDE, REDUCE = "p.grad /= ranks", "dist.all_reduce(p.grad, group=members)"
 R_OF = "ranks = dist.get_world_size(group)"
-FILL = ("A parameter without a gradient on this rank may have one on other ranks, which then wait: "
-        "use zeros.")
+FILL = ("A parameter without a gradient on this rank may have one on other ranks. All ranks must "
+        "reduce it: use zeros.")
 GRADIENTS = Proof(
     expert_gradients,
     Stage({"gradients of experts are summed over the ranks that have them, the rest over all; both "
@@ -150,17 +156,18 @@ GRADIENTS = Proof(
              (R_OF, R_OF.replace("group", ""))),
         Slip("Pass `group` on: all_reduce(p.grad) sums over every rank in the job.",
              ("(shared, group)", "(shared, None)")),
-        Slip("The sum ends up in another tensor, and p.grad is unchanged: all_reduce works in "
-             "place.",
+        Slip("p.grad is divided, but not summed. all_reduce works in place: give it p.grad "
+             "itself.",
              (REDUCE, REDUCE.replace("p.grad", "p.grad / 1")),
              (REDUCE, REDUCE.replace("p.grad", "p.grad.clone()"))),
-        Slip("This gradient is channels-last, so .contiguous() makes a copy, but the sum must end "
-             "up in p.grad itself.", (REDUCE, REDUCE.replace("p.grad", "p.grad.contiguous()"))),
+        Slip("This gradient is channels-last: contiguous(), reshape() and flatten() copy it. The "
+             "sum must end up in p.grad itself.",
+             (REDUCE, REDUCE.replace("p.grad", "p.grad.contiguous()"))),
         Slip("Send gradients in their own dtype: float32 has twice the bytes of bfloat16.",
              (REDUCE, f"total = p.grad.float()\n            {REDUCE.replace('p.grad', 'total')}\n"
               "            p.grad.copy_(total)")),
-        Slip("One list may hold parameters of several dtypes, and cat converts them to one: "
-             "combine only gradients of the same dtype.", in_one_tensor),
+        Slip("A gradient must have its parameter's dtype. A float32 sum, or a cat of several "
+             "dtypes, cannot be a bfloat16 parameter's gradient.", in_one_tensor),
         Slip("async_op=True returns a handle. Keep every handle, and wait for all of them.",
              (REDUCE, REDUCE.replace(")", ", async_op=True)"))),
         Slip("Sum the gradients, not the parameters: p.grad, not p.",

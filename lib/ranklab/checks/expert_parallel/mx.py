@@ -125,8 +125,8 @@ MXFP8 = Proof(
            ("the error with rows of 40 numbers",)},
           _see, (Rows("float32"), Rows("bfloat16")), (4,), (ALL, *GROUPS), oracle=by_a_table),
     mistakes=(
-        Slip("Rows travel in their own type here, and are rounded afterwards. Round before you "
-             "send: that is what saves the bytes.", rounded_by_the_receiver),
+        Slip("Rows travel in their own type here. Send the 8-bit numbers and their scales: that "
+             "is what saves the bytes.", rounded_by_the_receiver),
         Slip("The scale is rounded down, so the largest numbers of a block lie beyond 448 and are "
              "cut off. Round the power of two up.",
              (POWER, "(exponent - 1).clamp(min=-126)")),
@@ -162,7 +162,8 @@ MXFP8 = Proof(
         Slip("The receiver must know the sender's scales: they travel with the rows.",
              (SEND_SCALES, "torch.cat([scales.flatten(1), scales.new_full((sum(came), "
               "scales.shape[1]), 127)])[:sum(came)]")),
-        Slip("The receiver multiplies by the scale again.",
+        Slip("The receiver must multiply each block by its scale. These numbers are still divided "
+             "by it.",
              (BACK, "blocks")),
         Slip("Divide by the scale, then round, then multiply by it. This does it the other way "
              "round.", (ROUND, ROUND.replace("/", "*"), BACK, BACK.replace("*", "/"))),
@@ -177,7 +178,8 @@ MXFP8 = Proof(
                                    ".mul(127 / 448).round().to(torch.int8)"),
               READ, "numbers.view(torch.int8).float().mul(448 / 127)")),
         Slip("Return the rows in the dtype of x.", (".flatten(1).to(x.dtype)", ".flatten(1)")),
-        Slip("to[r] rows go to rank r, and came[r] come from it: in this order.",
+        Slip("AllToAll sends rows: dim 0 of what you send must be the rows of x. Pass `to` first, "
+             "then `came`.",
              (SEND_NUMBERS, SEND_NUMBERS.replace("to, came", "came, to"))),
         Slip("`x` is an argument: work on a copy.", (WIDE, f"{WIDE}\n    x.data.zero_()")),
         Slip("Rows that blocks of 32 do not divide are a ValueError.",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ranklab.checks.expert_parallel.dispatch import GRADIENT, PLACE
+from ranklab.checks.expert_parallel.dispatch import GRADIENT
 from ranklab.checks.expert_parallel.inputs import (
     EVEN, HANDLES, NONE, RING, E, Tokens, error_of, of_all,
 )
@@ -232,7 +232,8 @@ ONCE = Scored(
              "arrived must cross along with them.",
              (TRAVEL, "torch.cat([chosen, chosen.new_zeros(sum(sent.came), k)])[:sum(sent.came)]"),
              torch=torch),
-        Slip(PLACE, (TRAVEL, TRAVEL.replace("// k", "% max(1, len(x))"))),
+        Slip("sent.order counts in the flattened matrix of nodes: with k columns, index p belongs "
+             "to token p // k.", (TRAVEL, TRAVEL.replace("// k", "% max(1, len(x))"))),
         Slip("Inside the node experts are counted from 0: subtract the node's first expert, "
              "m E/M.", (SHIFT, "choices")),
         Slip("Of the choices that arrived, only the ones for this node's experts count here. Set "
@@ -244,7 +245,8 @@ ONCE = Scored(
               SHIFT.replace("across", "inside"), LAST, LAST.replace("inside", "across"))),
         Slip("After the slow link a row is only on its experts' node. A second all-to-all, inside "
              "the node, brings it to their ranks.", (LAST, "(rows, sent)")),
-        Slip("counts is the number of rows for each expert of this rank, not of the node.",
+        Slip("counts has one number for each expert of this rank: not one for all its rows, and "
+             "not one for each expert of the node.",
              (DONE, "return rows, [len(rows)]"),
              (DONE, "return rows, here[here >= 0].bincount(minlength=each)")),
         Slip("counts has a number for each expert of this rank, E/R in all. Experts of other ranks "
@@ -266,7 +268,8 @@ ONCE = Scored(
         Slip("Rows travel in the type of x: no float().", (HOP, HOP.replace("(x,", "(x.float(),")),
              (HOP, HOP.replace("(x,", "(x.float(),"), DONE, "return rows.to(x.dtype), sent.counts")
              ),
-        Slip("Autograd must know the way back: no detach().",
+        Slip("No gradient comes back to x: send with AllToAll.apply, without detach() or "
+             "no_grad().",
              (HOP, HOP.replace("(x,", "(x.detach(),")), (LAST, LAST.replace("rows", "rows.detach()",
                                                                             1))),
         Slip("`chosen` is an argument: work on a copy.",

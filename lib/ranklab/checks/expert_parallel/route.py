@@ -282,7 +282,8 @@ CAPACITY = Proof(
         Slip("The last choices come first in the row. All first choices must come before all "
              "second choices.",
              (FIRST, f"{FIRST.replace('chosen', 'chosen.flip(-1)')}", BACK, f"{BACK}.flip(-1)")),
-        Slip("Each expert accepts one token too few: cumsum counts from 1, so use `<=`.",
+        Slip("Each expert accepts one token too few: counted from 1, the last place is `room` "
+             "itself.",
              ("place <=", "place <")),
         Slip("Each expert accepts one token too many: the place of its first token is 1.",
              (HAS_ROOM, f"{HAS_ROOM} + 1"),

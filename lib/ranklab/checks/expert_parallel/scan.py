@@ -121,8 +121,8 @@ SCAN = Proof(
              "empty_like.",
              (STATE, "torch.empty(h[:, -1].shape, device=h.device)")),
         Slip("The result must have the dtype of b.", ("return h", "return h.float()")),
-        Slip("This slice of a tensor is not contiguous, but send needs a contiguous tensor: use "
-             "contiguous().",
+        Slip("send and recv need a contiguous tensor, which this slice is not: send "
+             ".contiguous(), and receive into a new tensor.",
              (SEND, SEND.replace(".contiguous()", ""))),
         Slip("`a` is an argument: work on a copy.", (f"{DECAY}\n", "a.cumprod_(dim=1)\n")),
         Slip("Scan your own part before you wait; the state only adds its share: h + decay * "

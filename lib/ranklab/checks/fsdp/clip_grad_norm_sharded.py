@@ -136,7 +136,7 @@ CLIP = Proof(
              (SCALE, "gradient *= (max_norm / (gradient.norm() + 1e-6)).clamp(max=1.0)")),
         Slip("Scale the gradients: clipping each number separately changes their direction.",
              (SCALE, "gradient.clamp_(-max_norm, max_norm)")),
-        Slip("These are the parameters: take p.grad.",
+        Slip("This is the norm of the parameters, not of their gradients: take p.grad.",
              ("[p.grad for", "[p.detach() for")),
         Slip("Gradients that are short enough stay unchanged: clamp(max=1.0).",
              (FACTOR, "max_norm / (norm + 1e-6)")),
@@ -156,8 +156,8 @@ CLIP = Proof(
              (SCALE, "gradient = gradient * factor.to(gradient.device)")),
         Slip("Return the norm before clipping.", ("    return norm", "    return norm * factor"),
              ("    return norm", "    return norm.clamp(max=max_norm)")),
-        Slip("A rank may have no gradients: then its square is 0, and it must still join the one "
-             "all-reduce.",
+        Slip("Every rank must join the one all-reduce, whatever its gradients are: none (their "
+             "square is 0), infinite, or NaN.",
              (ADD, f"    if not gradients:\n        return square\n{ADD}"),
              (NORMS, NORMS.replace(" if gradients else ()", "")),
              (NORMS, "[torch.cat([g.flatten() for g in gradients]).double().norm()]"),

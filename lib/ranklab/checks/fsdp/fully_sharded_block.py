@@ -335,7 +335,9 @@ BLOCK = Proof(
              "parameters.",
              (WAIT, f"{WAIT}        self.message = self.gathered\n"),
              (f"self.gathered = {ROOM}", f"self.gathered = self.message = {ROOM}")),
-        Slip("After waiting, unshard() must set self.work to None.",
+        Slip("unshard() reads self.gathered, which is None: begin_unshard() keeps the receive "
+             "buffer there. unshard() first reads it, and then sets both self.work and "
+             "self.gathered to None.",
              (END, "self.gathered, self.is_whole = None, True")),
         Slip("unshard() must start the gather if it has not been started yet.", (BEGIN, "")),
         Slip("unshard() waits for self.work before it reads the message.",
@@ -395,7 +397,7 @@ BLOCK = Proof(
                       "        shard = grads[self.rank]")),
         Slip("Only trained parameters have gradients to send: use self.trained.",
              (OWNED, OWNED.replace("trained", "parameters"))),
-        Slip("Divide the message instead: p.whole.grad may be in 16 bits.",
+        Slip("Divide the message, not p.whole.grad, which may be in 16 bits.",
              (DIVIDE, "", CAT, "for p in self.trained:\n            if p.whole.grad is not None:\n"
                                f"                p.whole.grad /= self.ranks\n        {CAT}")),
         Slip("The message is already on its way when it is divided: divide it before sending.",

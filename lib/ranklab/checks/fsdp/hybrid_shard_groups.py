@@ -66,7 +66,8 @@ HYBRID = Proof(
         Slip("Ranks 0 .. shard_ranks-1 share the first copy, as on a node: the copies are the rows "
              "of torch.arange(R).view(-1, shard_ranks).",
              (TABLE, "torch.arange(R).view(shard_ranks, -1).T")),
-        Slip("Ranks that hold the same rows form a column of the table of copies.",
+        Slip("The second group is the first one again. It must hold the ranks with the same rows: "
+             "a column of torch.arange(R).view(-1, shard_ranks).",
              ("copies.T.tolist()", "copies.tolist()"), (BOTH, "return shards, shards")),
         Slip("The replicas group holds all ranks: take only those with the same rows, a column.",
              (BOTH, "return shards, dist.group.WORLD")),

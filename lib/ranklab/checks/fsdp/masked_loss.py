@@ -111,8 +111,8 @@ MASKED = Proof(
              (SUM, "count = count.clamp(min=1)", RETURN, "return total / count"),
              ('"sum"', '"mean"', RETURN, "return total.nan_to_num()"),
              (RETURN, f"return total / {OWN}")),
-        Slip("That is this rank's count alone: dist.all_reduce(count) adds up the counts of all "
-             "ranks.",
+        Slip("The loss is divided by this rank's count alone: dist.all_reduce(count, group=group) "
+             "adds up the counts of all ranks.",
              (SUM, "count = count.clamp(min=1)")),
         Slip("The mean over no answers is NaN: take the sum, and divide by the count of all ranks.",
              ('"sum"', '"mean"', RETURN, RETURN.replace("total", f"total * {COUNTED}")),
@@ -153,7 +153,8 @@ MASKED = Proof(
              , torch=torch),
         Slip("If `count` is given, divide by it: it covers all micro-batches.",
              (ASKS, "    if True:\n")),
-        Slip("The loss is rounded to 16 bits on the way: use logits.float() before the loss.",
+        Slip("The loss is rounded to 16 bits: use logits.float() before the loss, and return the "
+             "loss in float32.",
              (LOGITS, LOGITS.removesuffix(".float()")),
              (RETURN, f"{RETURN[:7]}({RETURN[7:]}).to(logits.dtype)")),
         Slip("Pass `group` to the all-reduce.", ("(count, group=group)", "(count)")),
@@ -165,7 +166,8 @@ MASKED = Proof(
         Slip("A rank without answers must return a loss of 0 with a graph, the sum of no losses, "
              "so that its backward runs.",
              (TOTAL, f"{NO_ANSWER}        return 0.0 * count\n{TOTAL}")),
-        Slip("The sum must stay in the graph.", (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach()"),
+        Slip("The logits get no gradient from the loss: detach neither the logits nor the loss.",
+             (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach()"),
              (RETURN, f"{RETURN[:7]}({RETURN[7:]}).detach() + 0 * total"),
              (LOGITS, LOGITS.replace("logits", "logits.detach()"))),
         Slip("It is an error only if no rank has an answer: check the count over all ranks.",

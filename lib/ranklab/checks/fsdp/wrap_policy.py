@@ -21,9 +21,9 @@ THERE_IS = ("Some choice of blocks fits: whole_bytes() may equal most_bytes. Try
             "which can_be_a_block() is True, down to single layers: one with children may have its "
             "own parameters.")
 MODULES = "Return modules inside the model: not names, and not the model itself, the root."
-OUTERMOST = "outermost() drops blocks that are inside others."
-CAN_BE = ("Check with can_be_a_block(). Take a larger module that holds everything this one "
-          "shares, or modules inside it.")
+OUTERMOST = "No block may be inside another one: use outermost(), and return each block once."
+CAN_BE = ("can_be_a_block() is False for this module: take a module around it, or modules inside "
+          "it.")
 ROOT = "Count the root (everything in no block) and twice the largest block: whole_bytes()."
 
 

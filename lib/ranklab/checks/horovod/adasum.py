@@ -123,8 +123,8 @@ ADASUM = Proof(
              _both("(2 * N)", "(2 * (aa * bb)**0.5)"),
              ("ab / (2 * aa)", "ab / (2 * (aa + bb) / 2)", "ab / (2 * bb)",
               "ab / (2 * (aa + bb) / 2)")),
-        Slip("Don't add anything to |a|^2, and don't clamp it: tiny gradients count like all "
-             "others.",
+        Slip("Compare |a|^2 only with 0, add nothing to it, and don't clamp it: tiny gradients "
+             "count like all others.",
              _both("torch.where(N > 0, ab / (2 * N), 0)", "ab / (2 * N + 1e-8)"),
              _both("where(N > 0", "where(N > 1e-8"),
              _both("(2 * N)", "(2 * N).clamp(min=1e-8)"),

@@ -258,7 +258,9 @@ OPTIMIZER = Proof(
              (ASK, f"{ASK}\n        synchronize(handles[p][0])"),
              (ASK, f"{ASK}\n        p.grad = compression.decompress(synchronize(handles[p][0]), "
                    "ctx)")),
-        Slip("A lambda in a loop sees only the last parameter.",
+        Slip("Already the first backward() raises a ValueError. Each hook refuses only its own "
+             "parameter, and only if it was asked for before: if p in handles. (A lambda in a "
+             "loop sees only the last p.)",
              (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"), REFUSES, "if False:"),
              (HOOKED, HOOKED.replace("ask", "lambda _: ask(p)"))),
         Slip("This hook runs before p.grad is set: use register_post_accumulate_grad_hook.",

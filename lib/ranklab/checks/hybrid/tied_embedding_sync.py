@@ -140,8 +140,9 @@ TIED = Proof(
              (SUM, f"if dist.get_rank(group) < other:\n            {SUM}"),
              (SUM, f"if dist.get_rank(group) > other:\n            {SUM}")),
         Slip("This is only the other end's part: add your own.", (SUM, "parameter.grad = remote")),
-        Slip("Put the sum into parameter.grad: contiguous() makes a copy if the gradient is not "
-             "contiguous.", (SUM, "local += remote"), (SUM, "local = local + remote")),
+        Slip("parameter.grad still holds this end's part alone: assign the sum to it. (What you "
+             "add to grad.contiguous() may go into a copy.)",
+             (SUM, "local += remote"), (SUM, "local = local + remote")),
         Slip("This end's own part must count only once.",
              (SUM, "parameter.grad += local + remote")),
         Slip("The other end's part must count only once.",

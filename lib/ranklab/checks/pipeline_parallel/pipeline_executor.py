@@ -120,8 +120,8 @@ def watched(executor_class, waits):
             before = {*target}
             super().receive(message)
             places = {*target} - before
-            assert place in target, (f"receive() leaves nothing in self.{name}[{place}]"
-                                     + f", but in [{min(places)}]" * bool(places))
+            elsewhere = f", but in [{min(places)}]" if places else ""
+            assert place in target, f"receive() leaves nothing in self.{name}[{place}]{elsewhere}"
             handle, tensor = pair_of(target[place], "receive() leaves")
             assert not waits.is_over(handle), "receive() waits"
             target[place] = Arriving(handle, target), tensor
@@ -272,8 +272,10 @@ STAGES = Proof(
               "        x = x.requires_grad_(torch.is_grad_enabled())")),
         Slip("Stage 0 receives no message: its input is self.pieces[m][0].",
              (IF_STAGE, "        if True:\n            x")),
-        Slip("A stage's input must be a leaf with requires_grad_(), so that backward computes "
-             "x.grad for the previous stage.", (TAKE, "self.take_activations(stage, m)")),
+        Slip("A stage before the last runs backward without a gradient, or with None: pass it "
+             "take_gradients(). The next stage's input must be a leaf with requires_grad_(), and "
+             "its x.grad goes into gradients_out after its backward.",
+             (TAKE, "self.take_activations(stage, m)")),
         Slip("Every stage after the first needs the previous stage's output: "
              "self.take_activations(stage, m).",
              (OUTPUT_OF, "self.stages[stage](self.pieces[m][0], targets)")),
@@ -302,7 +304,8 @@ STAGES = Proof(
              "torch.is_grad_enabled().",
              (IF_GRADIENTS, "        if True:\n            self.activations")),
         # backward
-        Slip("Backward is the last use of a micro-batch's activations: self.activations.pop().",
+        Slip("A micro-batch's activations stay in memory after its backward: pop them from "
+             "self.activations, and keep no other reference to x and y.",
              (POP, "self.activations[stage, m]"),
              (KEPT, f"{KEPT}\n            self.all = [*getattr(self, 'all', []), y]")),
         Slip("Something of each micro-batch is kept after its last use.",
@@ -329,20 +332,22 @@ STAGES = Proof(
              "take_gradients(), even if it is its rank's last stage.",
              (GRADIENT, "gradient = torch.ones_like(y)"),
              (IF_LAST, IF_LAST.replace("self.last", "max(self.stages)"))),
-        Slip("What is in gradients_in might not have arrived yet: take_gradients() waits for the "
-             "message.",
+        Slip("A received tensor might not have arrived yet: take it with take_activations() or "
+             "take_gradients(), which wait for it.",
              (GRADIENT, "gradient = self.gradients_in.pop((stage, m))[1] if (stage, m) in "
               "self.gradients_in else self.take_gradients(stage, m)")),
-        Slip("A B has no W, and must not defer anything: self.deferral(action) tells B and I "
-             "apart.",
+        Slip("run() already defers the weight gradients of an I: call y.backward(gradient) in "
+             "backward() without self.weight_queue.",
              (BACKWARD, f"with self.weight_queue.deferral(stage, m):\n            {BACKWARD}")),
         Slip("Weight gradients add up over the micro-batches: do not set them to None.",
              (BACKWARD, "for p in self.stages[stage].parameters():\n            p.grad = None\n"
               f"        {BACKWARD}")),
         Slip("The previous stage finds no gradient of its output: after backward, "
              "gradients_out[stage, m] = x.grad.", (INPUT_GRADIENT, "pass")),
-        Slip("The previous stage needs the gradient of this stage's input, x.grad, not of its "
-             "output.", (INPUT_GRADIENT, INPUT_GRADIENT.replace("x.grad", "gradient"))),
+        Slip("A hidden output's gradient has the shape of another tensor. Only stage self.last "
+             "begins with self.weight * self.scale; the others begin with take_gradients(), and "
+             "leave x.grad in gradients_out.",
+             (INPUT_GRADIENT, INPUT_GRADIENT.replace("x.grad", "gradient"))),
         Slip("Stage 0 has no previous stage, so it must not put anything into gradients_out.",
              (f"        if stage:\n            {INPUT_GRADIENT}", f"        {INPUT_GRADIENT}")),
         Slip("Each tensor has its place: forward puts (x, y) into activations[stage, m], where "
@@ -396,8 +401,8 @@ EXECUTOR = Proof(
               f"{RECEIVE}"),
              (SEND, f"{SEND}\n        for handle, _ in self.activations_in.values():\n"
               "            handle.wait()")),
-        Slip("An RB receives the gradient of the stage's output, which belongs in gradients_in; "
-             "what an RF receives belongs in activations_in.", (TARGET, "self.activations_in"),
+        Slip("receive() must leave (handle, tensor) under (stage, m): for an RF in "
+             "activations_in, for an RB in gradients_in.", (TARGET, "self.activations_in"),
              (TARGET, TARGET.replace('"RF"', '"RB"'))),
         Slip("The message names the stage of this rank and the micro-batch that it is for: store "
              "it under (stage, m).", (PLACED, "target[stage - 1, m]"),

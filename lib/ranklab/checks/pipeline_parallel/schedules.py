@@ -324,7 +324,8 @@ INTERLEAVED = Proof(
              "this one, ranks - rank - 1, not for each rank before it.",
              (AHEAD, AHEAD.replace("(ranks - rank - 1)",
                                                                        "rank"))),
-        Slip("There can be fewer forwards than that: the warm-up has at most all M * V of them.",
+        Slip("A rank has only M * V forwards, so its warm-up can't be longer: take the smaller of "
+             "the two numbers.",
              (AHEAD, AHEAD.replace("min(", "").replace(", total)", ""))),
         Slip("Gradients come back through the stages in reverse: a rank's first B is of its last "
              "stage.", (BACKWARDS, BACKWARDS.replace("(virtual - 1 - v)", "v"))),
@@ -351,7 +352,9 @@ INTERLEAVED = Proof(
         Slip("A rank with several stages does V * M forwards, not M.",
              ("total, schedule = micro_batches * virtual, []",
               "total, schedule = micro_batches, []")),
-        Slip(REVERSED, (" + backwards[total - warm_up:]", " + backwards[total - warm_up:][::-1]")),
+        Slip("The last backwards must keep their order, too. Reversed, the ranks wait for each "
+             "other: a deadlock.",
+             (" + backwards[total - warm_up:]", " + backwards[total - warm_up:][::-1]")),
         Slip(EXCHANGED, (FORWARDS, FORWARDS.replace("v * ranks + rank, m", "m, v * ranks + rank"),
                          BACKWARDS, BACKWARDS.replace("(virtual - 1 - v) * ranks + rank, m",
                                                       "m, (virtual - 1 - v) * ranks + rank"))),
@@ -441,7 +444,8 @@ ZERO_BUBBLE = Scored(
              (W_IN_TURN, W_IN_TURN.replace("stage:", "stages - stage - 1:").replace(
                  "m - stage)", "m - stages + stage + 1)"),
               LEFT, LEFT.replace("- stage)", "- stages + stage + 1)"))),
-        Slip("One W too many is waiting: rank s has room for only s.",
+        Slip("A rank holds one micro-batch too many between F and W: before the next F, do a W if "
+             "min(P, M) are held.",
              (W_IN_TURN, W_IN_TURN.replace(">= stage", "> stage").replace(
                  "m - stage)", "m - stage - 1)"), LEFT, LEFT.replace("- stage)", "- stage - 1)"))),
         Slip("The W of a micro-batch must come after its I: it needs what the I leaves.",

@@ -80,7 +80,7 @@ COST = Proof(
         Slip("An embedding is only looked up, and a token uses only some experts: use "
              "model.flops_per_token(sequence).",
              (FLOPS, "(6 * model.parameters + 12 * model.layers * sequence * model.width)")),
-        Slip("This MFU counts attention in full: causal=False, the default.",
+        Slip("The MFU counts attention in full: leave `causal` at its default, False.",
              (FLOPS, "model.flops_per_token(sequence, causal=True)")),
         Slip("MFU counts each forward once: leave out forwards=2.",
              (FLOPS, "model.flops_per_token(sequence, forwards=2)")),

@@ -88,10 +88,12 @@ FP8_SPEEDUP = Proof(
               "sum(head_seconds(model, plan, machine).values())")),
         Slip("The peak doubles, but measured products do not reach it: divide machine.rate's "
              "numbers.", (RATE, 'machine.peak() / machine.peak("fp8")'), (RATE, "1 / 2")),
-        Slip("FP8 has the higher rate, so its products take bf16's rate divided by FP8's as long.",
+        Slip("The fraction is upside down. In FP8 the products take bf16's rate / FP8's rate of "
+             "their time, which is less than 1.",
              (SAVED, 'saved = matmuls * (1 - machine.rate("fp8") / machine.rate("bf16"))')),
         Slip("The products take less time, but not none.", (SAVED, "saved = matmuls")),
-        Slip("That is what the products still take. Subtract what they no longer take.",
+        Slip("You subtract the seconds that the products still take in FP8. Subtract what they "
+             "save: 1 - bf16's rate / FP8's.",
              (SAVED, f"saved = matmuls * {RATE}")),
         Slip("Not the whole step runs at FP8's rate: only the products of the layers do.",
              (RETURN, 'machine.rate("fp8") / machine.rate("bf16")')),
@@ -130,7 +132,8 @@ FP8_SPEEDUP = Proof(
         Slip("Return the number.", (f"return {RETURN}", RETURN)),
         Slip("Without FP8 a GPU has no such rate: refuse a machine whose fp8 is 0.",
              ("if not machine.fp8:", "if False:")),
-        Slip("A plan that is already in FP8 has these products: refuse a plan that is not in bf16.",
+        Slip('Refuse every plan that is not in bf16, also "mxfp8": its products are already in 8 '
+             'bits.',
              ('if plan.precision != "bf16":', "if False:"),
              ('if plan.precision != "bf16":', 'if plan.precision == "fp8":')),
     ), hints=(

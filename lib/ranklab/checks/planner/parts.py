@@ -1,5 +1,7 @@
 """The parts of a GpuMemory or a Step, each a separate number."""
 
+from numbers import Real
+
 from ranklab.checks.prover import Told
 from ranklab.checks.trial import told_apart
 
@@ -7,7 +9,7 @@ ROUNDING = 1e-9  # of the sum of all parts: less than that is the difference of 
 
 
 def parts_of(outcome, kind, tell, first=()):
-    """Return {part: Told} of an instance of `kind`; for anything else, only its type.
+    """Return {part: Told} of an instance of `kind` with numbers; of anything else, what it is.
 
     kind   GpuMemory or Step
     tell   (what is seen, what is right) -> a text: in_gb or in_seconds
@@ -16,7 +18,10 @@ def parts_of(outcome, kind, tell, first=()):
     if not isinstance(outcome, kind):
         return {"what it returns": f"a {type(outcome).__name__}"}
     names = dict.fromkeys((*first, *kind.__dataclass_fields__))
-    numbers = {name: float(getattr(outcome, name)) for name in names}
+    numbers = {name: getattr(outcome, name) for name in names}
+    if odd := [name for name, number in numbers.items() if not isinstance(number, Real)]:
+        return {"what it returns": f"a {kind.__name__} whose `{odd[0]}` is "
+                                   f"a {type(numbers[odd[0]]).__name__}, not a number"}
     least = ROUNDING * sum(numbers.values())
     return {"what it returns": f"a {kind.__name__}"} | {
         f"`{name}`": Told(number if abs(number) > least else 0.0, tell)

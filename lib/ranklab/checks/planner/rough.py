@@ -29,10 +29,10 @@ SHARED = "All GPUs share the FLOPs of the whole batch: plan.batch sequences over
 FLOPS = ("The FLOPs of a token depend on the model and the sequence: "
          "model.flops_per_token(plan.sequence).")
 AGAIN = 'With plan.recompute == "full" the forward runs twice: forwards=2.'
-BUBBLE = "Add the bubble: it is (P - 1) / (v M) of the busy time."
+BUBBLE = "The bubble is (P - 1) / (v M) of the busy time, in addition to it: none for one stage."
 PEAK = "Divide by the machine's own peak_flops."
-UNITS = ("No efficiency between 0 and 1 explains this error: divide the step's FLOPs by GPUs x "
-         "efficiency x peak_flops of one GPU.")
+UNITS = ("This is off by more than a factor of two. Divide the step's FLOPs by GPUs x efficiency "
+         "x peak_flops of one GPU, with an efficiency near 0.5.")
 EFFICIENCY = "Change the efficiency: a higher one makes every predicted time shorter."
 
 

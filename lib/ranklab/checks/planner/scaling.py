@@ -1,6 +1,7 @@
 """scaling_curve: from any first number of GPUs, with a constant batch and with a growing one."""
 
 from dataclasses import replace
+from numbers import Real
 from typing import NamedTuple
 
 from ranklab.checks.prover import Proof, Slip, Stage
@@ -31,7 +32,8 @@ class Case(NamedTuple):
 def _see(fn, case):
     curve = fn(MODELS[case.model], case.plan, find_node("h100-dgx"), case.counts, weak=case.weak)
     is_list = isinstance(curve, list) and [3] * len(case.counts) == [
-        len(point) if isinstance(point, tuple | list) else 0 for point in curve]
+        len(point) if isinstance(point, tuple | list) and all(
+            isinstance(number, Real) for number in point) else 0 for point in curve]
     yield {"what it returns": LIST if is_list else curve} | {
         f"{name} at {gpus} GPUs": float(number)
         for gpus, point in zip(case.counts, curve if is_list else ())

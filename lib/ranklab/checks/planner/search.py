@@ -102,7 +102,9 @@ def _searched(search, name):
             rows = search(*case, tools=tools, watch=watch, **reserve)
     except ValueError as error:
         raise Mistake(f"{name}: a ValueError, {error}", FITTING) from None
-    expect(isinstance(rows, list) and rows and all(isinstance(each, Found) for each in rows),
+    expect(isinstance(rows, list) and rows and all(
+        isinstance(each, Found) and hasattr(each.memory, "total") and hasattr(each.step, "total")
+        for each in rows),
            f"{name}: {rows!r:.60} is returned", A_LIST)
     most, free = room(case[1], **reserve), reserve.get("reserve", RESERVE)
     peak = max(float(each.memory.total) for each in rows)

@@ -164,7 +164,8 @@ STEP = Proof(
              (f"= {UPDATE}", f"= (M * each for each in {UPDATE})")),
         Slip("update_seconds returns (data, optimizer), in this order.",
              (f"data, optimizer = {UPDATE}", f"optimizer, data = {UPDATE}")),
-        Slip("All GPUs update at the same time: do not divide this by the number of stages.",
+        Slip("All GPUs update at the same time: do not divide update_seconds by the number of "
+             "stages.",
              (f"= {UPDATE}", f"= (each / P for each in {UPDATE})")),
         Slip("rest is constants.step_seconds, once a step.",
              ("=c.step_seconds", "=0.0"), ("=c.step_seconds", "=M * c.step_seconds")),

@@ -146,12 +146,16 @@ def _is_wrong(stage, results, right, rank, step, name):
         if not all(isinstance(each, type(due)) for each in of_group):
             return False  # another rank is told
         if isinstance(due, Agree):
-            return not (isinstance(got.tensor, torch.Tensor)
-                        and torch.equal(got.tensor, of_group[0].tensor))
+            return not _are_equal_tensors(got.tensor, of_group[0].tensor)
         limits = [_limit(each, right[member][step].values[name])
                   for each, member in zip(of_group, members)]
         return _exceeds(sum(each.number for each in of_group), sum(limits))
     return is_apart(stage, got, due)
+
+
+def _are_equal_tensors(x, y):
+    return isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and (
+        x.dtype == y.dtype and torch.equal(x, y))
 
 
 def is_right(stage, results, right):
@@ -166,12 +170,19 @@ def is_apart(stage, got, due):
     if isinstance(due, Raised):
         return not (isinstance(got, Raised) and got.kind == due.kind)
     if isinstance(due, Must):
-        return not isinstance(got, Must) or plain(got.value) != plain(got.be)
+        return not isinstance(got, Must) or not _is_same(plain(got.value), plain(got.be))
     if isinstance(due, AtMost):
         return not isinstance(got, AtMost) or _exceeds(got.number, _limit(got, due))
     if isinstance(due, Agree | InAll):
         return not isinstance(got, type(due))
     return not is_alike(stage, got, due)
+
+
+def _is_same(x, y):
+    try:
+        return bool(x == y)
+    except (ValueError, RuntimeError):  # an array is neither true nor false, and no list
+        return False
 
 
 def _exceeds(number, limit):

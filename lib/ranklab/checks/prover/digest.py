@@ -18,6 +18,7 @@ RANKS = 3        # and of each so many ranks
 ITEMS = 8        # of a list, each for itself; of a longer one as of a tensor
 TEXT = 200       # characters
 LITTLE, NAME = 4, 40  # numbers or words in all; characters of a word
+AN_ERROR = re.compile(r"\w*(Error|Exception|Iteration|Exit)\b")
 FINE, COARSE = 1e-4, 2e-2  # two digests are alike, in float32 and wider, and in 16 bits
 CHANCE = re.compile(r"""      # of an error's text: what another run or another torch has not
     \[[EWF]\d{3}\ .*?\]         # when and where C++ logged it
@@ -57,12 +58,18 @@ def ranks_kept(ranks):
 
 def tells_little(items):
     """Return whether so little differs in these items of a difference that a mistake that no table
-    knows may show the same: a few whole numbers, words or names.
+    knows may show the same: a few short numbers, words or names, or an error; each as often as it
+    may be.
     """
-    numbers = [number for *_, values in items for number in _flat(values[0])]
-    return len(numbers) <= LITTLE and all(
-        isinstance(number, bool | int | None) or isinstance(number, str) and len(number) < NAME
-        for number in numbers)
+    values = {repr(value): value for *_, of_ranks in items for value in _flat(of_ranks[0])}
+    return len(values) <= LITTLE and all(map(_is_short, values.values()))
+
+
+def _is_short(value):
+    if isinstance(value, str):
+        return len(value) < NAME or bool(AN_ERROR.match(value))
+    return isinstance(value, bool | int | None) or isinstance(value, float) and (
+        value == round(value, 2))  # such as megabytes
 
 
 def _flat(value):

@@ -11,7 +11,7 @@ from ranklab.checks.prover.facts import fact
 from ranklab.checks.prover.observe import observe, unpacked
 from ranklab.checks.prover.slips import edited
 
-LIKE = "A mistake that shows just this: "  # where a few numbers or words are all that is seen
+LIKE = "A mistake that shows just this: "  # where few numbers or words, or an error, are all
 _RIGHT = {}  # (Stage, number of ranks): what is right there, packed
 
 
@@ -127,5 +127,5 @@ class Proof(Exercise):
         best = [says for says, score in scores.items() if score == most > 0]
         if len(best) != 1:
             return ""
-        is_little = not isinstance(target[0], str) and digest.tells_little(target[1])
-        return LIKE * is_little + best[0]
+        is_little = difference.broken or digest.tells_little(target[1])
+        return LIKE * bool(is_little) + best[0]

@@ -94,7 +94,8 @@ FINITE = Proof(
         Slip("Pass `group` on: dist.all_reduce(flag, op, group=group).", (", group=group", "")),
         Slip("In a group there are fewer ranks: dist.get_world_size(group).",
              (f", {MIN}", "", RETURN, "return finite.item() == dist.get_world_size()")),
-        Slip("all_reduce works in place and returns None: look at the flag afterwards.",
+        Slip("The answer is not the reduced flag. all_reduce works in place and returns None: "
+             "reduce, then return bool(flag).",
              (REDUCE, f"finite = {REDUCE}"), (REDUCE, "", RETURN, f"return {REDUCE}")),
         Slip("Return a bool, on every rank: bool(flag).", (RETURN, "return finite"),
              (RETURN, "return finite.item()")),

@@ -90,8 +90,9 @@ TOKEN = Proof(
              (SENDS, SENDS.replace(" + 1", ""))),
         Slip("Rank 0 starts the token at 0 and, like every other rank, adds 1 before sending.",
              (f"{BEGINS}dist.send(token + 1", f"{BEGINS}dist.send(token")),
-        Slip("dist.recv fills the tensor that you pass to it and returns the sender's rank. Do not "
-             "assign its result to the tensor.", (COMES, COMES.replace("dist", "token = dist"))),
+        Slip("The first argument of dist.send and dist.recv is a tensor. recv fills it and "
+             "returns the sender's rank: do not assign its result to the tensor.",
+             (COMES, COMES.replace("dist", "token = dist"))),
         Slip(WAIT, (SENDS, SENDS.replace("send", "isend"))),
         Slip("The token must stay one int64, as given. (float32 can't count beyond 2^24, and "
              "section 7 counts your bytes.)", ("torch.int64", "torch.int32"),

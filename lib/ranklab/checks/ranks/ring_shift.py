@@ -90,8 +90,8 @@ RING_SHIFT = Proof(
              (BEFORE, SENT.format("isend"), SEND, "")),
         Slip("This is the next rank's x: send to rank + 1, and receive from rank - 1.",
              (SEND, SEND.replace("+", "-"), RECV, RECV.replace("- 1", "+ 1"))),
-        Slip("All ranks hang in wait(). Start both the send and the receive before waiting for "
-             "either. If all send to rank + 1, all receive from rank - 1.",
+        Slip("No rank ends. Start both the send and the receive before you wait for either, and "
+             "let them meet: all send to rank + 1, all receive from rank - 1.",
              (BEFORE, f"{SENT.format('isend')}.wait()", SEND, ""),
              (BEFORE, f"{CAME.format('irecv')}.wait()", RECV, ""),
              (RECV, RECV.replace("- 1", "+ 1")),
@@ -125,7 +125,8 @@ RING_SHIFT = Proof(
         Slip("The result must have x's shape: torch.empty_like(x).",
              (RETURN, f"{RETURN}.flatten()"),
              (BUFFER, "x.new_empty(x.numel())")),
-        Slip("What you send is not x.", ("x.contiguous()", "x.flip(0)")),
+        Slip("The numbers are in reverse order: send x, and return what arrives, as they are.",
+             ("x.contiguous()", "x.flip(0)")),
         Slip("Send all of x in one message: every message costs latency.",
              (SEND, f"*({SEND[:-1].replace(' x', ' x[half]')} {HALF}),",
               RECV, f"*({RECV[:-1].replace('received', 'received[half]')} {HALF}),")),

@@ -34,10 +34,15 @@ CASES = {  # how many ranks; {rank: when it calls, in parts of SECONDS}; before 
 }
 HANGS = ("A rank waits without a limit, or for each rank in turn. Any rank can be missing, so any "
          "other must be able to end the wait. Collectives just hang.")
+TIME_UP = ("store.wait raises when its time is up, and so does store.get for a key that never "
+           "comes. Wait once, with a limit; catch the RuntimeError; then look with store.check.")
+OUTSIDE = "A collective waits for all ranks, so one missing rank hangs it. Use only the store."
 WAKE = ("The last rank to call knows that all are here, because store.add counts. Let the others "
         "wait for a key that it sets: store.wait([key], timedelta(...)) returns as soon as the key "
         "exists.")
 COME = "A rank that has not called yet may still do so: wait until the time is up."
+ALL_HERE = ("All have called, so the list is empty. Look only when the time is up, and for the "
+            "very key that each rank sets.")
 LATER = ("When the first rank's time is up, it writes one list for all: wait for that list. A rank "
          "that calls later gets the same list and must not replace it.")
 COLLECTIVE = "it calls a collective"
@@ -50,7 +55,8 @@ KEYS = ("A rank is missing if it has not called: give each rank its own key, and
 AT_ONCE = "All ranks are here, so return at once."
 ONE_WAIT = ("Wait once for all ranks together, not for each in turn, and set a limit: "
             "store.wait(keys, timedelta(seconds=seconds)).")
-FLOOD = "Don't poll: with thousands of ranks, that floods the store."
+FLOOD = ("Look at each rank's key once at most, and don't poll: with thousands of ranks, that "
+         "floods the store.")
 
 
 def _counted(name):
@@ -111,7 +117,7 @@ def check_roll_call(roll_call):
 
 def _tried(roll_call, seconds, cases):
     try:
-        with hinted({"hang: .*": HANGS, "DistStoreError: Wait timeout.*": HANGS}):
+        with hinted({"hang: .*": HANGS, "DistStoreError: Wait timeout.*": TIME_UP}):
             return on_ranks(_trial, roll_call, seconds, cases, ranks=1,
                             timeout=LIMIT * max(1, seconds / SECONDS))[0]
     except Mistake as mistake:  # all ranks were threads of one
@@ -129,13 +135,13 @@ def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     missing = [rank for rank in range(ranks) if starts.get(rank, LATE) == LATE]
     text = ", ".join(f"rank {rank} has {textwrap.shorten(str(got), 40)}"
                      for rank, got in zip(starts, lists))
-    expect(not any(collectives), COLLECTIVE, HANGS)
+    expect(not any(collectives), COLLECTIVE, OUTSIDE)
     expect(all(isinstance(got, list) and {*map(type, got)} <= {int} for got in lists), text,
            WHOLE)
     expect(all(got == lists[0] for got in lists), text, ONE_LIST)
     if held is None:
         expect(lists[0] == missing, f"{text}; missing are {textwrap.shorten(str(missing), 40)}",
-               LATER if LATE in starts.values() else COME if not missing else KEYS)
+               LATER if LATE in starts.values() else ALL_HERE if not missing else KEYS)
     case = f"with seconds={seconds:.1f}"
     for (rank, start), waited in zip(starts.items(), took if held is None else ()):
         limit = (max(0, 1 - start) if missing else 0) * seconds + seconds / 2

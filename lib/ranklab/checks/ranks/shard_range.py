@@ -112,8 +112,9 @@ SHARD_RANGE = Proof(
              (WHOLE, WHOLE.replace("range", "iter(range") + ")"),
              (WHOLE, WHOLE.replace("range", "(i for i in range") + ")"),
              (WHOLE, WHOLE.replace("range", "slice"))),
-        Slip("The last line must be: return range(start, end).", ("return range", "range")),
-        Slip("n / size is a float in Python, and a float can't index a list: use n // size.",
+        Slip("The function returns None: return range(start, end).", ("return range", "range")),
+        Slip("`/` gives a float, even where it divides evenly, and items are whole numbers: use "
+             "//.",
              (BOTH, "n / size, n % size"), (BOTH, "n / size // 1, n % size"),
              (BOTH, "n / size // 1, n % size", WHOLE, WHOLE.replace("range", "np.arange")), np=np),
         Slip("range(n) starts at 0: these parts are shifted by one.",

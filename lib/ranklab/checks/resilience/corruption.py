@@ -183,7 +183,8 @@ MARK = 'marks.append(int.from_bytes(digest, "big", signed=True))'
 USUAL = "usual, times = Counter(column).most_common(1)[0]"
 MAJORITY = "deviants if 2 * times > len(column) else []"
 GATHER = "dist.all_gather(rows, row, group=group)"
-BITS = "Hash the bytes of each parameter. Sums and norms round such a change away, or miss it."
+BITS = ("Hash the bytes of each parameter: sums and norms miss some changes, and NaN never equals "
+        "NaN.")
 ALL_BITS = "Compare bytes, not numbers: -0.0 equals 0.0, and NaN has many bit patterns."
 NARROW = ("Converting to another dtype loses bits: hash the bytes as they are, with "
           ".view(torch.uint8).")
@@ -232,7 +233,8 @@ CORRUPTION = Proof(
                           ".untyped_storage()).numpy()")),
         Slip("A hash must depend on the order of the bytes: their sum does not.",
              (MARK, "marks.append(int(content.astype('int64').sum()))")),
-        Slip('int64 is signed: use int.from_bytes(digest, "big", signed=True) for the 8 bytes.',
+        Slip('This number does not fit into int64: take 8 bytes of the hash, '
+             'int.from_bytes(digest, "big", signed=True).',
              (MARK, MARK.replace(", signed=True", ""))),
         Slip("hash() of bytes differs between processes (PYTHONHASHSEED), unless they are forked, "
              "as here: use hashlib.", (MARK, "marks.append(hash(content.tobytes()))")),

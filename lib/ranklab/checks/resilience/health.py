@@ -161,8 +161,8 @@ HEALTH = Proof(
                "messages, one after the other", "the list of what it calls twice")},
           _see, CASES, (4,), (ALL, *GROUPS)),
     mistakes=(
-        Slip("Both ranks of a link must call message at the same time: first for links from an "
-             "even rank to the next, then for those from an odd rank.",
+        Slip("If the ranks wait in message: both ranks of a link must call it at the same time, "
+             "first for links from an even rank to the next, then for those from an odd rank.",
              (TURN, "key=lambda link: link != rank"), (TURN, "key=lambda link: link == rank")),
         Slip("Measure links that share no rank at the same time: even links first, then odd ones.",
              (TURN, "key=lambda link: link")),

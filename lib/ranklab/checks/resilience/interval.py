@@ -95,8 +95,8 @@ INTERVAL = Proof(
     Stage("seconds that are not above 0 are a ValueError", _see_interval, BELOW,
           oracle=best_interval),
     mistakes=(
-        Slip("This is Young's formula, which is only the first term: its interval is too long "
-             "unless checkpoints are short compared with the time between failures.",
+        Slip("This is Young's formula, only the first term: its interval is too long, and more so "
+             "the longer a checkpoint takes.",
              (DALY, "young")),
         Slip("This is Young's formula minus a checkpoint. Daly's has two more terms.",
              (DALY, "young - checkpoint_seconds")),

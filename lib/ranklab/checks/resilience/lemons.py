@@ -177,16 +177,18 @@ LEMONS = Proof(
         Slip("Where `failed` is None no node has failed: the job was done, or its own code failed.",
              (f"if job.failed is not None:\n            {COUNTED}",
               "failures[job.failed or job.nodes[0]] += 1")),
-        Slip("Nodes that have never failed also belong in the rate. Without them every node seems "
-             "normal.", ("healthy = days.keys()", "healthy = failures.keys()")),
+        Slip("Nodes that have never failed also belong in the rate. Without them the rate is too "
+             "high, and lemons seem normal.",
+             ("healthy = days.keys()", "healthy = failures.keys()")),
         Slip("Count node-days: the days of a job once for each of its nodes.",
              (RATE, "sum(failures[node] for node in healthy) / sum(job.days for job in log)")),
         Slip("Divide all failures by all node-days. A mean of the nodes' own rates gives one day "
              "of a new node as much weight as a year of an old one.",
              (RATE, "statistics.fmean(failures[node] / days[node] for node in healthy)"),
              statistics=statistics),
-        Slip("With that limit for each node, 2,000 healthy nodes give 100 false alarms. Divide it "
-             "by the number of nodes.", ("false_alarms / len(days), []", "false_alarms, []")),
+        Slip("With false_alarms as each node's limit, 2,000 healthy nodes give 100 false alarms. "
+             "Divide it by the number of nodes.",
+             ("false_alarms / len(days), []", "false_alarms, []")),
         Slip("Every node in the log can be a false alarm, not only those that have failed: divide "
              "by the number of all nodes.",
              ("false_alarms / len(days), []", "false_alarms / len(failures), []")),

@@ -33,7 +33,8 @@ PREDICTIONS = (
               "equal?"),
         mistakes={60 * LLAMA: "that is the time between failures", math.sqrt(60 * LLAMA): "a "
                   "failure loses half an interval on average: there is a 2 under the root",
-                  60 * LLAMA / 2: "then half of all failures lose everything since the last one"},
+                  60 * LLAMA / 2: "then two failures of five come before the first checkpoint, "
+                                  "and lose all work since the last failure"},
         why=f"Young's formula gives {YOUNG:.1f} minutes; Daly's, which comes next, {DALY:.1f}. "
             "Both will do: the curve is flat there.",
     ),

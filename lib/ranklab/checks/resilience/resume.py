@@ -184,7 +184,9 @@ RESUME = Proof(
              "change them: copy them first.", (BACK, "    saved = saved")),
         Slip("Keep state_dicts, numbers and tensors, not the objects themselves, which can't be "
              "pickled.",
-             (STATE_DICTS, "[*parts]", LOAD, "part.load_state_dict(state.state_dict())"),
+             (STATE_DICTS, "[*parts]", LOAD, "part.load_state_dict(state.state_dict())")),
+        Slip("Save loader.generator.get_state(), not the generator, and copy everything: later "
+             "steps change what is not copied.",
              ("loader.generator.get_state())", "loader.generator)", "set_state(rng)",
               "set_state(rng.get_state())", "        return copy.deepcopy({",
               "        return dict({")),

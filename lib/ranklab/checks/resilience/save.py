@@ -24,14 +24,16 @@ SEEN = "Call os.fsync and os.replace by these names: the check watches them."
 LEFT = ("On any exception, remove the temporary file and re-raise. Always use the same temporary "
         "name for this path, so that the next save overwrites what a killed one left.")
 IN_PLACE = "the old file is overwritten in place"
-CLOSE = "os.open needs an os.close: otherwise no file can be opened after a thousand saves."
+CLOSE = ("Close each descriptor that os.open or tempfile.mkstemp returns: otherwise no file can "
+         "be opened after a thousand saves.")
 SAME_FOLDER = ("If the temporary file is on another file system, os.replace raises, and a move "
                "becomes a copy: write in the folder of `path`.")
 SYNC = ("The system keeps written bytes in memory for a while: call os.fsync(file.fileno()) before "
         "os.replace.")
 SYNC_FIRST = ("If the power fails in between, the new name is there but its bytes are not: call "
               "os.fsync first.")
-FLUSH = "The rest is still in Python's buffer: call file.flush() before os.fsync."
+FLUSH = ("os.fsync syncs only what has reached the system: first torch.save, then file.flush(), "
+         "then os.fsync.")
 SYNC_FOLDER = ("The new name is an entry in the folder, so sync the folder as well: "
                "os.open(folder, os.O_RDONLY), os.fsync, os.close.")
 FOLDER_LAST = ("The new name is an entry in the folder: os.fsync the folder after the name has "

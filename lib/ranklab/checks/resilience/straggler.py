@@ -147,7 +147,7 @@ STRAGGLER = Proof(
     mistakes=(
         Slip("A few long pauses distort a mean over the steps. Take the median over the steps.",
              (OVER, "(seconds / usual).mean(dim=0)")),
-        Slip("One long pause is enough to make this large. " + MOST,
+        Slip("One long pause is enough to make a maximum large. " + MOST,
              (OVER, "(seconds / usual).amax(dim=0)")),
         Slip("It need not be slow in every step. " + MOST,
              (KEPT, "[rank for rank in order if (seconds > threshold * usual).all(dim=0)[rank]]")),
@@ -187,9 +187,10 @@ STRAGGLER = Proof(
         Slip("`recent` is an argument.", ("[-recent:]", "[-32:]")),
         Slip("Return a list of ints, not a tensor: .tolist() converts it.",
              ("return [rank", "return [torch.tensor(rank)"),
-             (f"return {KEPT}", "return slowness.gt(threshold).nonzero().flatten()"),
-             (f"return {KEPT}", f"return {KEPT} or None"), torch=torch),
-        Slip("This changes `seconds`: put the result of the division into a new tensor.",
+             (f"return {KEPT}", "return slowness.gt(threshold).nonzero().flatten()"), torch=torch),
+        Slip("Return [] if no rank is slow, not None.",
+             (f"return {KEPT}", f"return {KEPT} or None")),
+        Slip("This changes `seconds`: write into a new tensor.",
              ("    usual = ", "    seconds /= seconds.median()\n    usual = ")),
         Slip("Among eight ranks, none can be 3 standard deviations from the mean, however slow it "
              "is: compare with the median rank.",

@@ -325,13 +325,13 @@ STREAM = Proof(
              "of ranks. Save what is true of the whole run: the step.",
              (STEP, f'{{"windows": self.step * (self.batch // self.ranks or 1)}}',
               BACK, 'self.step = state["windows"] * self.ranks // self.batch')),
-        Slip("A state must not contain a rank number: new ranks have no state of their own. Save "
-             "only what is the same on all ranks.",
+        Slip("The ranks' states differ here, but a new rank has no state of its own. Save only "
+             "what is the same on all ranks.",
              (STEP, '{"rank": self.rank, "step": self.step}'),
              (STEP, '{str(self.rank): self.step}', BACK,
               'self.step = state.get(str(self.rank), 0)')),
-        Slip("A resume loses the buffer, and its tokens with it. The position of each window "
-             "follows from its number: no buffer is needed.", Buffered),
+        Slip("Each rank reads the documents of all ranks here. A window's position follows from "
+             "its number: read only the documents of your own windows.", Buffered),
         Slip("This begins the epoch again: the position inside the epoch is part of the state.",
              (BACK, 'self.step = state["step"] * self.batch * self.window // self.total * '
               'self.total // (self.batch * self.window)')),
@@ -343,7 +343,7 @@ STREAM = Proof(
              (STEP, '{"step": self.step + 1}')),
         Slip("Set the position instead of adding to it: this stream may already have advanced.",
              (BACK, 'self.step += state["step"]')),
-        Slip("The state must work as JSON: save an int, not a tensor.",
+        Slip("json.dumps can't write this state: save plain ints.",
              (STEP, '{"step": torch.tensor(self.step)}')),
         Slip("The state grows with the data. The order follows from seed and epoch, so it need not "
              "be saved.",

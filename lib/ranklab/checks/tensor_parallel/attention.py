@@ -151,7 +151,7 @@ ATTENTION = Proof(
         Slip("Each key head is read by the same number of query heads: refuse a KV that does not "
              "divide H.",
              (REFUSE, "if H % R:")),
-        Slip("Return `attention` as well.", ("    return attention\n", "")),
+        Slip("Return `attention`, after changing it in place.", ("    return attention\n", "")),
         Slip("Change `attention` in place: the caller keeps it.",
              ("    D, rank, R", "    attention = copy.deepcopy(attention)\n    D, rank, R"),
              copy=copy),

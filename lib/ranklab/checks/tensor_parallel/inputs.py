@@ -16,7 +16,7 @@ from ranklab.tensor_parallel.split import split_of
 IN_GROUPS = "It was right on all ranks. Here there are groups, whose ranks are not 0 .. n-1."
 COST = ("bytes sent in forward", "messages in forward", "bytes sent in backward",
         "messages in backward")
-GROUP = "Pass `group` on to every call that communicates, and to get_rank and get_world_size."
+GROUP = "Pass `group` on to every call that takes one."
 
 
 def in_one_process(*_, **__):

@@ -161,9 +161,12 @@ SUBMODULE = ("self.linear = linear registers a submodule, so the whole weight be
 TRAINED = "linear.weight.requires_grad"
 WHOLE_STAYS = ("A reference to `linear` keeps the whole weight in memory. Keep only this rank's "
                "parts.")
-SPEC = ("The gradient norm and checkpoints read split_of(parameter), which is None here. "
-        "split_parameter records the split, and keeps requires_grad.")
-VIEW = "A chunk is a view: it keeps the whole weight in memory. split_parameter makes a copy."
+SPEC = ("A Parameter made by hand has no split_of, which the gradient norm and checkpoints read, "
+        "and may ignore requires_grad or `parts`. Use split_parameter.")
+AROUND = ("Keep split_parameter's result as it is: a new Parameter around it loses split_of and "
+          "requires_grad.")
+VIEW = ("A slice or a chunk is a view of the whole weight, and a new Parameter forgets `parts` or "
+        "requires_grad. split_parameter copies the part and keeps both.")
 DETACHED = ("A detached tensor does not require grad, so the new parameter is frozen. Pass the "
             "Parameter itself.")
 CALLERS = "`linear` belongs to the caller: do not modify it."
@@ -199,7 +202,8 @@ COLUMN = Proof(
              (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)}, {TRAINED})"), torch=torch),
         Slip(SPEC, (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)}.detach().clone())"),
              (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)}.detach().clone(), {TRAINED})"),
-             (ROWS, f"torch.nn.Parameter({ROWS}.detach())"), torch=torch),
+             torch=torch),
+        Slip(AROUND, (ROWS, f"torch.nn.Parameter({ROWS}.detach())"), torch=torch),
         Slip(DETACHED, (ROWS, ROWS.replace("linear.weight", "linear.weight.detach()")),
              (ROWS, ROWS.replace("linear.weight", "linear.weight.data"))),
         Slip(GROUP, (ROWS, ROWS.replace("group", "None"), BIAS_ROWS,
@@ -308,7 +312,8 @@ ROW = Proof(
              (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)}, {TRAINED})")),
         Slip(SPEC, (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)}.detach().clone())"),
              (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)}.detach().clone(), "
-              f"{TRAINED})"), (COLUMNS, f"torch.nn.Parameter({COLUMNS}.detach())")),
+              f"{TRAINED})")),
+        Slip(AROUND, (COLUMNS, f"torch.nn.Parameter({COLUMNS}.detach())")),
         Slip(DETACHED, (COLUMNS, COLUMNS.replace("linear.weight", "linear.weight.detach()"))),
         Slip(CALLERS, ("self.weight = split", "self.weight = linear.weight = split")),
         Slip(TYPE, (LEAVE, f"{LEAVE}.float()")),

@@ -12,8 +12,8 @@ from ranklab.checks.tensor_parallel.inputs import (
 )
 from ranklab.tensor_parallel.regions import copy_to_region, reduce_from_region
 
-STRIDES = ("clone() keeps the strides, and numbers are sent in the order they have in memory: use "
-           "clone(memory_format=torch.contiguous_format).")
+STRIDES = ("The tensor that you sum has x's strides (clone() keeps them), and numbers are sent in "
+           "memory order: clone(memory_format=torch.contiguous_format).")
 
 
 class Case(NamedTuple):
@@ -160,7 +160,8 @@ COPY = Proof(
         Slip("all_reduce works in place, but other code still reads the gradient that backward "
              "receives. Give all_reduce a clone().", _backward("summed_in_place"),
              summed_in_place=summed_in_place),
-        Slip("detach() cuts x out of the graph: no gradient comes back to it.",
+        Slip("No gradient comes back to x: backward returns nothing, or x is cut out of the "
+             "graph, as by detach().",
              (COPY_CALL, "RegionFunction.apply(x.detach().requires_grad_(), group, identity, "
               "all_reduce_sum)")),
         Slip("A hook on x itself also sees gradients from outside, and every call adds another "

@@ -206,8 +206,8 @@ LOSS = Scored(
              (SUMS, SUMS.replace(".sum(-1)", ".sum(-1).detach()"))),
         Slip("What is gathered grows with the vocabulary. Which few numbers determine a loss?",
              gathers_the_logits),
-        Slip("What is gathered grows with the number of ranks. A sum and a maximum over ranks do "
-             "not.",
+        Slip("12 bytes a target are enough: three float32 numbers, all-reduced. An all-gather "
+             "sends more with each rank, and float64 sends twice as much.",
              gathers_three_numbers),
     ), hints=(
         "loss = log(sum of exp(logits)) - logit of the target. Which sums can be split?",
@@ -302,7 +302,7 @@ EMBEDDING = Proof(
              torch=torch),
         Slip("This modifies the tokens, which other code still reads: work on a copy.",
              (LOCAL, "tokens.sub_(rows.start).masked_fill_(mask, 0)")),
-        Slip("detach() cuts w_shard off, so it gets no gradient.",
+        Slip("No gradient reaches w_shard: it is cut off, by detach(), .data or no_grad().",
              (MASK, f"{MASK}.detach()"), ("w_shard)", "w_shard.detach())")),
         Slip("The result is divided by R. Only one rank contributes a row, so the sum is already "
              "right.",

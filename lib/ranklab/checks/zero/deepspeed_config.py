@@ -147,10 +147,11 @@ CONFIG = Proof(
         Slip("Offload the optimizer only if strategy.offload_optimizer says so: offloading costs "
              "time.", (IF_OPTIMIZER, "if strategy.stage >= 2:"), (IF_OPTIMIZER, "if True:"),
              (IF_OPTIMIZER, "if strategy.stage == 3:")),
-        Slip('If strategy.offload_optimizer is True, tell DeepSpeed: "offload_optimizer": '
-             '{"device": "cpu"}.', (IF_OPTIMIZER, "if False:"),
+        Slip('If strategy.offload_optimizer is True, zero_optimization needs "offload_optimizer": '
+             '{"device": "cpu", "pin_memory": True}.', (IF_OPTIMIZER, "if False:"),
              (OPTIMIZER, OPTIMIZER.replace("offload_", ""))),
-        Slip('The parameters\' key is "offload_param": {"device": "cpu"}.',
+        Slip("The parameters' key is \"offload_param\": {\"device\": \"cpu\", \"pin_memory\": "
+             "True}.",
              (PARAMS, 'zero["offload_params"]'), (PARAMS, 'zero["offload_parameters"]')),
         Slip("Offload parameters only if strategy.offload_parameters says so: offloading costs "
              "time.", (IF_PARAMS, IF_OPTIMIZER), (IF_PARAMS, "if strategy.stage == 3:")),

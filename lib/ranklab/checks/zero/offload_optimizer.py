@@ -112,9 +112,10 @@ OFFLOAD = Proof(
           _see, CASES, (2,), oracle=without_offload, through=torch.float32),
     mistakes=(
         Slip("Before making the optimizer, give each bucket a master at the place: "
-             "bucket.set_master(place.copy(bucket.shard)).", (SET, "pass")),
-        Slip("Give every bucket its own master, a copy at the place. If the shard is already "
-             "float32 on the CPU, cpu() and float() copy nothing.",
+             "bucket.set_master(place.copy(bucket.shard)). (cpu() and float() copy nothing of a "
+             "shard that is already float32 on the CPU.)", (SET, "pass")),
+        Slip("Some buckets have no master at the place: call "
+             "bucket.set_master(place.copy(bucket.shard)) for every bucket.",
              ("in model.buckets:", "in model.buckets[:1]:")),
         Slip(FIRST, (PLACE, f"{PLACE}\n    {MAKE}", f"    {MAKE}\n    {HOOK}", f"    {HOOK}")),
         Slip("Setting bucket.master alone is not enough: bucket.set_master() also recreates the "

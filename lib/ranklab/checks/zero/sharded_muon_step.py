@@ -44,8 +44,8 @@ ORDER = ("These are another rank's rows. Concatenate in rank order, and give eac
          "rows back, shard_range(m, rank, R).")
 EXACT = ("U V^T is exactly orthogonal, but Muon's result is not: five steps of newton_schulz leave "
          "singular values between 0.5 and 1.5.")
-BACK = ("Some matrices are unchanged. A rank that orthogonalises a matrix must send the other "
-        "ranks their rows.")
+BACK = ("Some matrices are unchanged on this rank: every rank must update its rows of every "
+        "matrix, also of those that another rank orthogonalises.")
 IN_PLACE = ("Write into the tensors of `weights`, with mul_, add_ or copy_: those are the ones the "
             "model uses.")
 MOMENTA = "`momenta` belong to the optimizer: its next step needs them unchanged."

@@ -259,8 +259,8 @@ STAGE_2 = Proof(
         Slip("bucket.shard holds weights, which the mean would overwrite: "
              "torch.empty_like(bucket.shard).", (OWN, "return bucket.shard"),
              (OWN, "return bucket.master.detach()")),
-        Slip("The optimizer's gradients keep their memory alive as long as it is needed: hold no "
-             "other reference, and allocate new memory each time.",
+        Slip("After optimizer.zero_grad() the means must be gone: place_of() allocates new memory "
+             "in each call, and keeps no reference to it.",
              (OWN, "if not hasattr(bucket, 'place'):\n            bucket.place = torch.empty_like("
               "bucket.shard)\n        return bucket.place"),
              (OWN, "if not hasattr(bucket, 'places'):\n            bucket.places = []\n        "
