@@ -162,8 +162,8 @@ MFU = Proof(
           (Speed(WIDE, 1e6, 1e13, 1), Speed(TINY, 3e7, 312e12, 8)), oracle=by_torchs_flops),
     mistakes=(
         Slip("Return a fraction, not a percentage.", ("return ", "return 100 * ")),
-        Slip("You count four forwards. MFU counts three, even where a step computes the forward "
-             "twice to save memory.",
+        Slip("You count the forward twice. MFU counts it once, and the backward as two more, even "
+             "where a step computes the forward again to save memory.",
              ("return ", "return 4 / 3 * ")),
         Slip("The peak of all devices together is devices x peak_flops, and tokens_per_second "
              "already counts all devices.", ("(peak_flops * devices)", "peak_flops")),

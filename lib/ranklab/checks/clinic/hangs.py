@@ -19,8 +19,9 @@ EVERYWHERE = FOUR, GROUPS, PAIRS
 OWNERS = {"steps": 6, "images": 200}, {"steps": 4, "images": 20, "width": 7, "seed": 3}
 IN_LINE = ("All ranks wait in broadcast. Let each rank print what it sends, or for which rank it "
            "waits, just before it does.")
-FEWER_COUNTS = ("The ranks do not make the same calls in the same order. Look at the loop over "
-                "the digits: with 20 images a rank does not see every digit.")
+FEWER_COUNTS = ("The ranks do not make the same calls in the same order. Look at both loops: the "
+                "one that sends weights, and the one over the digits. With 20 images a rank does "
+                "not see every digit.")
 OWNERS_FAILURES = {r"hang: broadcast(, broadcast)*": IN_LINE, "hang: .*all_reduce.*": FEWER_COUNTS}
 AS_OWNED = "Every rank must hold each parameter with its owner's values."
 KEPT_ONCE = "Only the owner of a parameter keeps its momentum."

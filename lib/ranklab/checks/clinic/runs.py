@@ -40,6 +40,7 @@ LAB = FOUR, {}
 NEAR = 2**11  # roundings: in float32, in another order, trainings stay within a tenth of that
 SAME = ("Either the cause is still there, or more has changed: leave the data, the sizes, the "
         "optimizer and what is returned as they are.")
+RETURNED = "Return what the original program returns: a dict with the same names."
 ELSEWHERE = ("The lab's four ranks were right. Here the ranks are different: what holds only for "
              "four ranks, for the lab's settings, or without `group`?")
 
@@ -51,7 +52,7 @@ class Returned(dict):
         return {name: self[name] for name in names}
 
     def __missing__(self, name):
-        raise Mistake(f"it returns no {name!r}", SAME)
+        raise Mistake(f"it returns no {name!r}", RETURNED)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def _on_rank(watch, exact, jobs):
 
 def _returned(value, watched):
     if not isinstance(value, dict):
-        raise Mistake(f"it returns {str(value)[:60]}", f"Return a dict. {SAME}")
+        raise Mistake(f"it returns {str(value)[:60]}", RETURNED)
     value = Returned(value)
     value.watched = watched
     return value

@@ -191,8 +191,8 @@ NCCL_ENVIRONMENT = Proof(
         Slip("NCCL bootstraps over an IP interface even if HCA ports carry the data: set "
              "NCCL_SOCKET_IFNAME.",
              (WITH_CLASS, f'    del variables["NCCL_SOCKET_IFNAME"]\n{WITH_CLASS}')),
-        Slip("Always set NCCL_NET, to the plugin's name, IB or Socket: if it is unset or empty, "
-             "NCCL takes whatever a node has.",
+        Slip("Always set NCCL_NET, to the plugin's name, IB or Socket. If it is unset, NCCL takes "
+             "whatever a node has; an empty name fits no network.",
              (DEFAULT, ""), (DEFAULT, "", IB, ""), (DEFAULT, '"NCCL_NET": topology.plugin, ')),
         Slip("Without a plugin, NCCL_NET is IB if all nodes have a port in common.", (IB, "")),
         Slip("RoCE counts as IB as well: NCCL has one network for all HCA ports.",
@@ -200,8 +200,8 @@ NCCL_ENVIRONMENT = Proof(
              (IB, '"NCCL_NET": "IB" if ports[0].link == "InfiniBand" else "Socket", ')),
         Slip("NCCL_NET is the plugin's name, if there is one.", (DEFAULT, '"NCCL_NET": "Socket", '),
              (NO_IB, "not by_link:\n")),
-        Slip("NCCL_NET is IB only if all nodes have a port in common. Otherwise it is the plugin's "
-             "name, or Socket.", (DEFAULT, '"NCCL_NET": "IB", ')),
+        Slip("NCCL_NET is the plugin's name, if there is one; without a plugin IB, if all nodes "
+             "have a port in common; otherwise Socket.", (DEFAULT, '"NCCL_NET": "IB", ')),
         Slip("The plugin's name is topology.plugin.",
              (DEFAULT, '"NCCL_NET": "OFI" if topology.plugin else "Socket", ')),
         Slip("Nothing reads NCCL_IB_HCA if no HCA port carries the data.",

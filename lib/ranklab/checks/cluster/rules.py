@@ -324,7 +324,8 @@ MFU = RuleProof(
              (MFU_EXPR, 'f"rate(train_tokens_total[5m]) * train_flops_per_token / train_peak_flops '
               '< {least}"'), (MFU_EXPR, 'f"sum by (run, rank) (rate(train_tokens_total[5m]) * '
               'train_flops_per_token) / sum by (run, rank) (train_peak_flops) < {least}"')),
-        Slip("Both sides of / or * must have the same labels: here they differ. Aggregate both by "
+        Slip("Both sides of / or * must have the same labels: here they differ. Multiply each "
+             "rank's rate() by its train_flops_per_token first; then sum both sides of / by "
              "(run).", (PEAK, "sum(train_peak_flops)"), (PEAK, "train_peak_flops"),
              (FLOPS, "sum(rate(train_tokens_total[5m]) * train_flops_per_token)"),
              (FLOPS, "sum by (run) (rate(train_tokens_total[5m])) * train_flops_per_token")),

@@ -170,8 +170,9 @@ def _see_fit(fn, case):
 
 def _is_pair(value):
     try:
-        return np.ravel(value).astype(float).size == 2
-    except (TypeError, ValueError):  # it holds no numbers, or rows of several lengths
+        values = np.ravel(value)
+        return values.astype(float).size == 2 and not any(isinstance(x, str) for x in values)
+    except (TypeError, ValueError, RuntimeError):  # no numbers, or rows of several lengths
         return False
 
 

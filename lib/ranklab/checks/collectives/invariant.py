@@ -203,8 +203,8 @@ INVARIANT = Proof(
              (REFUSE, "assert not R & (R - 1)\n    if False:")),
         Slip("The sum of one contribution is that contribution itself, so adding to it changes the "
              "input. Copy it first.", (LOCAL, "tree_sum(contributions).contiguous()")),
-        Slip("These contributions are not contiguous, and clone() keeps the strides: use "
-             ".contiguous(), .flatten() or new_empty before view(-1) or a message.",
+        Slip("These contributions are not contiguous, and clone() keeps the strides. Before "
+             "view(-1) or a message, copy with clone(memory_format=torch.contiguous_format).",
              (LOCAL, "tree_sum(contributions).clone()")),
         Slip("Give the result the shape of one contribution.",
              (SUM, "    return total.view(-1)\n"), (SUM, "    return total[None]\n")),

@@ -160,7 +160,7 @@ ULYSSES = Proof(
         Slip(KEPT, ("group=None):", "group=None, kept={}):", "heads = [", "heads = kept[R, q.dtype,"
                     " q.shape] = kept.get((R, q.dtype, q.shape)) or [")),
         Slip("Every rank receives all heads of all tokens but uses only its own heads: that sends "
-             "R times the bytes of q, k and v.",
+             "R times as many bytes of q, k and v as needed.",
              (THERE, "Trade.apply(x.repeat(1, R, 1, 1), 1, 2, group).chunk(R, 1)"
                                "[dist.get_rank(group)]")),
         Slip("Raise ValueError if R does not divide the heads of q, k or v: each rank needs whole "

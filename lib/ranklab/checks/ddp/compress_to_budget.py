@@ -22,8 +22,9 @@ MANY, SPIKES = 70_000, torch.tensor([5, 33_333, 65_000, 69_999])
 FEEDBACK = ("The results do not add up to the gradient. Divide by R, once. And what a step "
             "doesn't send, rounding errors too, is added to the next gradient, per parameter: DDP "
             "makes new buckets in its second step.")
-INDICES = ("A number arrives at a place where none is due: undo each step of the index coding. "
-           "(16 bits end at 32,767 or 65,535: count within rows that are short enough.)")
+INDICES = ("A number arrives at a place where none is due: decode the indices exactly as you "
+           "coded them. (16 bits end at 32,767 or 65,535: count within rows that are short "
+           "enough.)")
 SAME = ("Every rank must add up the same numbers in the same order, including its own numbers "
         "exactly as it sent them.")
 COUNTED = ('Count values, indices and scales: in an all-gather over the group, '

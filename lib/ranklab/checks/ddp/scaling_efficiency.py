@@ -110,7 +110,7 @@ EFFICIENCY = Proof(
              ("    perfect =", "    start = seconds.pop(base)\n    seconds = seconds | {base: "
               "start}\n    perfect =")),
         Slip("Keep the first lines of the stub: a call that makes no sense must raise a "
-             "ValueError, neither return a number nor divide by zero.",
+             "ValueError. It must not return a number, or fail with a ZeroDivisionError.",
              (KNOWN, "kind is None"), (TIMES, ""), ("min(seconds) < 1 or ", ""),
              ("<= 0", "< 0")),
     ), hints=(

@@ -193,9 +193,10 @@ STATE = Proof(
              (NAMES, f"{{tensor: (name, tensor) for name, tensor in {NAMES}}}.values()")),
         Slip("A non-persistent buffer does not belong in the state.",
              (NAMES, "[*model.named_parameters(remove_duplicate=False), *model.named_buffers()]")),
-        Slip("These are only this rank's rows. Gather the rows of every parameter; its shard is "
-             "in model.state_dict(keep_vars=True), because without keep_vars=True the tensors are "
-             "detached, and no shard is found.", (NAMES, "model.state_dict().items()"),
+        Slip("These are only this rank's rows: gather the rows of every parameter. Take the names "
+             "from model.state_dict(keep_vars=True): without keep_vars=True it returns detached "
+             "tensors, which are not found among the shards.",
+             (NAMES, "model.state_dict().items()"),
              own_rows),
         Slip("The parameters stay whole afterwards, and they do not all fit. Gather the rows of "
              "one at a time.", (f"return {FIRST}", f"{FREE.format('unshard')}return {FIRST}")),

@@ -102,7 +102,7 @@ def _mistake(score, chosen, measured, right, by_means):
     reasons = (
         (not steps[0] <= best <= steps[-1], f"The best is {best:,}, and you measure from "
          f"{steps[0]:,} to {steps[-1]:,}: {BOTH_ENDS}"),
-        (high / low > 64, f"Nothing is measured from {low:,} to {high:,} {RATIOS}"),
+        (high / low > 64, f"Nothing is measured between {low:,} and {high:,} {RATIOS}"),
         (max(counts.values()) == 1, ONCE),
         (len(measured.asked) < CALLS / 3, f"You used {len(measured.asked)} of {CALLS} calls. More "
                                           "calls mean less noise."),

@@ -22,6 +22,7 @@ def parts_of(outcome, kind, tell, first=()):
     if odd := [name for name, number in numbers.items() if not isinstance(number, Real)]:
         return {"what it returns": f"a {kind.__name__} whose `{odd[0]}` is "
                                    f"a {type(numbers[odd[0]]).__name__}, not a number"}
+    numbers = {name: float(number) for name, number in numbers.items()}
     least = ROUNDING * sum(numbers.values())
     return {"what it returns": f"a {kind.__name__}"} | {
         f"`{name}`": Told(number if abs(number) > least else 0.0, tell)

@@ -17,7 +17,7 @@ DIFFERENCES = 6  # of a mistake, that are kept: more are not needed to tell it f
 RANKS = 3        # and of each so many ranks
 ITEMS = 8        # of a list, each for itself; of a longer one as of a tensor
 TEXT = 200       # characters
-LITTLE, NAME = 4, 40  # numbers or words in all; characters of a word
+LITTLE, NAME, DIGITS = 4, 40, 4  # values in all; characters of a word, and of a number
 AN_ERROR = re.compile(r"\w*(Error|Exception|Iteration|Exit)\b")
 FINE, COARSE = 1e-4, 2e-2  # two digests are alike, in float32 and wider, and in 16 bits
 CHANCE = re.compile(r"""      # of an error's text: what another run or another torch has not
@@ -69,7 +69,7 @@ def _is_short(value):
     if isinstance(value, str):
         return len(value) < NAME or bool(AN_ERROR.match(value))
     return isinstance(value, bool | int | None) or isinstance(value, float) and (
-        value == round(value, 2))  # such as megabytes
+        len(f"{value:g}") <= DIGITS)
 
 
 def _flat(value):

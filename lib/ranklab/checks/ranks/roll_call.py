@@ -35,14 +35,15 @@ CASES = {  # how many ranks; {rank: when it calls, in parts of SECONDS}; before 
 HANGS = ("A rank waits without a limit, or for each rank in turn. Any rank can be missing, so any "
          "other must be able to end the wait. Collectives just hang.")
 TIME_UP = ("store.wait raises when its time is up, and so does store.get for a key that never "
-           "comes. Wait once, with a limit; catch the RuntimeError; then look with store.check.")
+           "comes. Any rank can be missing, rank 0 too: each waits once, with a limit, catches the "
+           "RuntimeError, and looks with store.check.")
 OUTSIDE = "A collective waits for all ranks, so one missing rank hangs it. Use only the store."
 WAKE = ("The last rank to call knows that all are here, because store.add counts. Let the others "
         "wait for a key that it sets: store.wait([key], timedelta(...)) returns as soon as the key "
         "exists.")
 COME = "A rank that has not called yet may still do so: wait until the time is up."
-ALL_HERE = ("All have called, so the list is empty. Look only when the time is up, and for the "
-            "very key that each rank sets.")
+NOBODY = ("All have called, so the list is empty. Look only when the time is up, and for the very "
+          "key that each rank sets.")
 LATER = ("When the first rank's time is up, it writes one list for all: wait for that list. A rank "
          "that calls later gets the same list and must not replace it.")
 COLLECTIVE = "it calls a collective"
@@ -141,7 +142,7 @@ def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     expect(all(got == lists[0] for got in lists), text, ONE_LIST)
     if held is None:
         expect(lists[0] == missing, f"{text}; missing are {textwrap.shorten(str(missing), 40)}",
-               LATER if LATE in starts.values() else ALL_HERE if not missing else KEYS)
+               LATER if LATE in starts.values() else NOBODY if not missing else KEYS)
     case = f"with seconds={seconds:.1f}"
     for (rank, start), waited in zip(starts.items(), took if held is None else ()):
         limit = (max(0, 1 - start) if missing else 0) * seconds + seconds / 2
@@ -164,7 +165,8 @@ EACH = '[f"here/{r}" for r in range(ranks)]'
 ROLL_CALL = Exercise(
     roll_call, check_roll_call, mistakes=(
         Slip(HANGS, (f"if {ALL_HERE}", "for r in range(ranks)", '["missing"], timedelta',
-                     '[f"here/{r}"], timedelta', f"missing = {LOOK}", "missing.append(r)"),
+                     '[f"here/{r}"], timedelta', f"missing = {LOOK}", "missing.append(r)")),
+        Slip(TIME_UP,
              ("missing = []", 'missing = []\n    if rank:\n'  # rank 0 decides
               f'        {HERE}\n        store.wait(["missing"])\n'
               '        return json.loads(store.get("missing"))\n',
@@ -179,6 +181,7 @@ ROLL_CALL = Exercise(
               'missing))\n    return json.loads(store.get("missing"))')),
         Slip(KEYS, (LOOK, 'list(range(int(store.get("calls")), ranks))'),
              ('f"here/{rank}"', 'f"here/{dist.get_rank()}"'), dist=dist),
+        Slip(NOBODY, ('f"here/{rank}"', 'f"rank{rank}"')),
         Slip(WHOLE, ("for r in", "for r in sorted(map(str, ", "range(ranks)", "range(ranks)))")),
         Slip(AT_ONCE, ("< ranks", "<= ranks"),
              (WAIT, "time.sleep(seconds)\n            raise RuntimeError"), time=time),

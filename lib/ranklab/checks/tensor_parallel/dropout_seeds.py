@@ -55,12 +55,12 @@ def _see(fn, case):
         itertools.product(case.seeds, range(case.data), case.ranks))
     state = torch.get_rng_state()
     pairs = {call: fn(*call, case.R) for call in calls}
+    is_drawn = not torch.equal(state, torch.get_rng_state())
+    torch.set_rng_state(state)
     odd = [pair for pair in pairs.values() if not _is_pair(pair)]
     if odd:
         yield {"what it returns": f"{odd[0]!r:.60}"}
         return
-    is_drawn = not torch.equal(state, torch.get_rng_state())
-    torch.set_rng_state(state)
     kinds = {type(number).__name__ for pair in pairs.values() for number in pair}
     yield {"what it returns": "two seeds",
            "torch's generator afterwards": "another one" if is_drawn else "as it was",
