@@ -362,9 +362,8 @@ INTERLEAVED = Proof(
         Slip("A round would have gaps: raise a ValueError if micro_batches is not a multiple of "
              "ranks.", (WHOLE_ROUNDS, "if False:"),
              (WHOLE_ROUNDS, "if micro_batches < ranks:")),
-        Slip(CHECK, (ALL_COUNTS, "")),
-        Slip("Each of the three numbers has to be checked.",
-             (ALL_COUNTS, ALL_COUNTS.replace(", virtual=virtual", "")),
+        Slip("Check each of the three numbers first, and raise ValueError(...) with a sentence.",
+             (ALL_COUNTS, ""), (ALL_COUNTS, ALL_COUNTS.replace(", virtual=virtual", "")),
              (ALL_COUNTS, ALL_COUNTS.replace(" micro_batches=micro_batches,", ""))),
         Slip(ASSERTED, (ALL_COUNTS, "assert min(ranks, micro_batches, virtual) > 0")),
     ), hints=(

@@ -41,9 +41,8 @@ OUTSIDE = "A collective waits for all ranks, so one missing rank hangs it. Use o
 WAKE = ("The last rank to call knows that all are here, because store.add counts. Let the others "
         "wait for a key that it sets: store.wait([key], timedelta(...)) returns as soon as the key "
         "exists.")
-COME = "A rank that has not called yet may still do so: wait until the time is up."
-NOBODY = ("All have called, so the list is empty. Look only when the time is up, and for the very "
-          "key that each rank sets.")
+COME = ("A rank that has not called yet may still do so: look only when the time is up, and for "
+        "the very key that each rank sets.")
 LATER = ("When the first rank's time is up, it writes one list for all: wait for that list. A rank "
          "that calls later gets the same list and must not replace it.")
 COLLECTIVE = "it calls a collective"
@@ -142,7 +141,7 @@ def _compare(ranks, starts, lists, took, calls, collectives, seconds, held):
     expect(all(got == lists[0] for got in lists), text, ONE_LIST)
     if held is None:
         expect(lists[0] == missing, f"{text}; missing are {textwrap.shorten(str(missing), 40)}",
-               LATER if LATE in starts.values() else NOBODY if not missing else KEYS)
+               LATER if LATE in starts.values() else COME if not missing else KEYS)
     case = f"with seconds={seconds:.1f}"
     for (rank, start), waited in zip(starts.items(), took if held is None else ()):
         limit = (max(0, 1 - start) if missing else 0) * seconds + seconds / 2
@@ -180,8 +179,8 @@ ROLL_CALL = Exercise(
              (RETURN, 'if not store.check(["missing"]):\n        store.set("missing", json.dumps('
               'missing))\n    return json.loads(store.get("missing"))')),
         Slip(KEYS, (LOOK, 'list(range(int(store.get("calls")), ranks))'),
-             ('f"here/{rank}"', 'f"here/{dist.get_rank()}"'), dist=dist),
-        Slip(NOBODY, ('f"here/{rank}"', 'f"rank{rank}"')),
+             ('f"here/{rank}"', 'f"here/{dist.get_rank()}"'),
+             ('f"here/{rank}"', 'f"rank{rank}"'), dist=dist),
         Slip(WHOLE, ("for r in", "for r in sorted(map(str, ", "range(ranks)", "range(ranks)))")),
         Slip(AT_ONCE, ("< ranks", "<= ranks"),
              (WAIT, "time.sleep(seconds)\n            raise RuntimeError"), time=time),
