@@ -108,6 +108,16 @@ def test_ranks_agree_where_the_first_has_the_same_tensor():
     assert wrong(None, one) == [0, 1]
 
 
+@pytest.mark.parametrize("values, is_little", [
+    ([[3, 2], [4, 3, 2, 1]], False), (["not the same"] * 6, True), ([24.0] * 6, True),
+    ([True, True, 1, 2, 3], True), ([True, 1, 2, 3, 1], False), ([None], True),
+    ([{"float32 3": [1.0, 1.0, 1.0, 1.0]}], False), (["KeyError: " + 90 * "x"] * 6, True),
+    ([1.23456], False), (["a text that only one mistake can show, for it is long"], False)])
+def test_few_short_values_or_one_word_or_an_error_tell_little(values, is_little):
+    items = [[[step, 0], "the value", [0], [value]] for step, value in enumerate(values)]
+    assert digest.tells_little(items) == is_little
+
+
 def of_tensor(*numbers, dtype=torch.float32):
     return digest.of_value(torch.tensor(numbers, dtype=dtype))
 

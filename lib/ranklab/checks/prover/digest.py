@@ -58,11 +58,15 @@ def ranks_kept(ranks):
 
 def tells_little(items):
     """Return whether so little differs in these items of a difference that a mistake that no table
-    knows may show the same: a few short numbers, words or names, or an error; each as often as it
-    may be.
+    knows may show the same: a few short numbers, words or names, or an error.
+
+    A word counts once, however many cases show it, and so does a number that is always the same.
     """
-    values = {repr(value): value for *_, of_ranks in items for value in _flat(of_ranks[0])}
-    return len(values) <= LITTLE and all(map(_is_short, values.values()))
+    values = [value for *_, of_ranks in items for value in _flat(of_ranks[0])]
+    words = {value for value in values if isinstance(value, str | bool | None)}
+    numbers = [value for value in values if type(value) in (int, float)]
+    many = len(numbers) if len({*numbers}) > 1 else len(numbers[:1])
+    return len(words) + many <= LITTLE and all(map(_is_short, values))
 
 
 def _is_short(value):
