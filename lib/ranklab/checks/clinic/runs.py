@@ -32,7 +32,8 @@ from ranklab.checks.trial import instead, is_near, on_ranks
 from ranklab.engine.report import rank_names
 from ranklab.meter import Traffic
 
-__all__ = ["ELSEWHERE", "FOUR", "GROUPS", "LAB", "PAIRS", "SAME", "near", "runs", "traffic_and"]
+__all__ = ["ELSEWHERE", "FOUR", "GROUPS", "LAB", "PAIRS", "RETURNED", "SAME", "near", "runs",
+           "traffic_and"]
 
 FOUR = ((0, 1, 2, 3),)
 GROUPS, PAIRS = prover.GROUPS

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, SAME, runs
+from ranklab.checks.clinic.runs import FOUR, GROUPS, PAIRS, RETURNED, runs
 from ranklab.checks.exercise import Exercise
 from ranklab.checks.looks import expect
 from ranklab.checks.prover import Slip
@@ -133,7 +133,7 @@ SLOWDOWNS = (
              (f"map(loss_of, {SHARE})", f"map(loss_of, {IN_A_ROW})"),
              ("texts = sorted(texts, key=len)", "texts = list(texts)")),
         Slip(WHOLE, ("[:longest]", "[:longest // 2]")),
-        Slip(SAME, ('"losses": losses,', "")),
+        Slip(RETURNED, ('"losses": losses,', "")),
     ), hints=(
         "Each rank has the same number of piles. What else must be equal?",
         "The piles are sorted by length, so piles in a row are all short or all long. Give each "
