@@ -28,6 +28,11 @@ NETWORK = {"V100": 6.25e9, "A100": 25e9, "H100": 50e9, "H200": 50e9, "B200": 50e
            "B300": 100e9, "GB300": 100e9}  # bytes/s a GPU of NVIDIA's own nodes (hardware_nodes)
 
 
+def dtype_of(accelerator):
+    """Return what models are trained in on these GPUs: bf16, or fp16 if they have no bf16."""
+    return "fp16" if accelerator.partition("-")[0] in NO_BF16 else "bf16"
+
+
 @dataclass(frozen=True)
 class Machine:
     """The memory and speed of a GPU and its links, in bytes, bytes/s and FLOP/s.

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, fields
 from functools import partial
 from pathlib import Path
 
-from ranklab.planner.machine import NO_BF16, Machine
+from ranklab.planner.machine import Machine, dtype_of
 from ranklab.planner.memory import GpuMemory
 from ranklab.planner.request import Request
 from ranklab.planner.score import likely_range
@@ -134,7 +134,7 @@ def facts(machine, price, reserve):
     """Return the page's facts about a GPU; price as in Node."""
     return {"price": price, "GB": machine.memory_bytes / 1e9,
             "room": room(machine, reserve) / 1e9, "gpu": machine.accelerator,
-            "dtype": "fp16" if machine.family in NO_BF16 else "bf16"}
+            "dtype": dtype_of(machine.accelerator)}
 
 
 def row(choices, choice):

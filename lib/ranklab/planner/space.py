@@ -3,7 +3,7 @@
 import itertools
 from dataclasses import fields, replace
 
-from ranklab.planner.machine import NO_BF16
+from ranklab.planner.machine import dtype_of
 from ranklab.planner.plan import Plan
 
 ADVISED = ("megatron", "torchtitan", "deepspeed")
@@ -70,7 +70,7 @@ def usual(tool, machine):
 
 def kernels(machine):
     """Return the kind of attention kernels on these GPUs."""
-    if machine.family in NO_BF16:
+    if dtype_of(machine.accelerator) == "fp16":
         return "unfused"
     return "tuned" if machine.peak_fp8 else "flash"
 

@@ -53,8 +53,8 @@ def _see(fn, case):
             for layer in layers:
                 out = fn(layer, out[0], shift, mask)
                 out = out if case.two_outputs else (out,)
-        if not all(isinstance(x, torch.Tensor) for x in out):
-            yield {"the value": out[-1]}
+        if not (isinstance(out, tuple | list) and all(isinstance(x, torch.Tensor) for x in out)):
+            yield {"the value": out if case.two_outputs else out[0]}
             return
         # Random numbers are used between forward and backward. The last output is used alone:
         # what the others are made of has a gradient of zeros then, or none.

@@ -385,8 +385,8 @@ STRAGGLER = RuleProof(
              "max_over_time(train_step_seconds[10m])")),
         Slip("One long step doesn't make a straggler: take a mean or a median, not the maximum.",
              (MEAN, "max_over_time(train_step_seconds[5m])")),
-        Slip("After some minutes the rank's own past is slow, too, and the alert ends: divide by "
-             "the median rank at the same time.",
+        Slip("After some minutes the rank's own past is slow, and the alert ends: divide by the "
+             "median rank at the same time.",
              (STEP_EXPR, 'f"{mean} / avg_over_time(train_step_seconds[20m] offset 2m) > {factor}"'),
              (STEP_EXPR, 'f"{mean} / (train_step_seconds offset 10m) > {factor}"')),
         Slip("`factor` is a ratio to the median, not a number of seconds.",

@@ -150,7 +150,7 @@ OVERLAP = ("Start the block's hop, then compute with the block, and only then wa
            "travels during the computation.")
 VIEWS = ("The arguments may be transposed views, which are not contiguous: view() fails on them, "
          "and reshape() or torch.stack copies.")
-PASSES = ("All ranks make R - 1 hops, whatever anybody's queries see.")
+PASSES = "All ranks make R - 1 hops, whatever anybody's queries see."
 TYPE = "Send k and v in their own dtype: float32 has twice the bytes of bfloat16."
 STACKED = "One message per hop is enough: k and v, stacked."
 ALONE = "A single rank sends nothing: there is no other rank to send to."

@@ -284,8 +284,9 @@ TILED = Proof(
         Slip("Under torch.no_grad() no gradient is needed. ctx.needs_input_grad is still True "
              "there, so ask torch.is_grad_enabled() outside the Function.",
              (NEEDS, "x.requires_grad")),
-        Slip("backward returns no gradient. If forward asks torch.is_grad_enabled(), ask before "
-             "apply(): inside a Function's forward it is False.",
+        Slip("No gradient comes back: backward returns none, or the loss is cut off. If forward "
+             "asks torch.is_grad_enabled(), ask before apply(): inside a Function's forward it is "
+             "False.",
              (NEEDS, "False")),
         Slip("Gradients are computed that are not needed: of a frozen tensor, and under "
              "torch.no_grad().",

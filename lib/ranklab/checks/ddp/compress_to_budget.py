@@ -20,8 +20,8 @@ from ranklab.models.gpt import GPT
 FRACTION, BETTER, STEPS = 0.001, 0.03, 50  # BETTER: nats; right answers are 0.06 to 0.15 better
 MANY, SPIKES = 70_000, torch.tensor([5, 33_333, 65_000, 69_999])
 FEEDBACK = ("The results do not add up to the gradient. Divide by R, once. And what a step "
-            "doesn't send, rounding errors too, is added to the next gradient, per parameter: DDP "
-            "makes new buckets in its second step.")
+            "doesn't send, with all rounding errors, is added to the next gradient, per "
+            "parameter: DDP makes new buckets in its second step.")
 INDICES = ("A number arrives at a place where none is due: decode the indices exactly as you "
            "coded them. (16 bits end at 32,767 or 65,535: count within rows that are short "
            "enough.)")

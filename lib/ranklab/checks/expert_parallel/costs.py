@@ -179,7 +179,7 @@ def check_place_experts(place):
 
 def _is_plan(where, plan, E, R, slots):
     expect(isinstance(plan, list) and len(plan) == R and all(
-        isinstance(each, list | tuple) and len(each) == slots for each in plan),
+        hasattr(each, "__len__") and len(each) == slots for each in plan),
            f"{where}: not {R} lists of {slots}", LISTS)
     placed = [e for each in plan for e in each]
     expect(set(placed) <= set(range(E)), f"{where}: {sorted(set(placed) - set(range(E)))[:3]} are "

@@ -352,8 +352,8 @@ INTERLEAVED = Proof(
         Slip("A rank with several stages does V * M forwards, not M.",
              ("total, schedule = micro_batches * virtual, []",
               "total, schedule = micro_batches, []")),
-        Slip("The last backwards must keep their order, too. Reversed, the ranks wait for each "
-             "other: a deadlock.",
+        Slip("Keep the order of the last backwards: reversed, the ranks wait for each other, a "
+             "deadlock.",
              (" + backwards[total - warm_up:]", " + backwards[total - warm_up:][::-1]")),
         Slip(EXCHANGED, (FORWARDS, FORWARDS.replace("v * ranks + rank, m", "m, v * ranks + rank"),
                          BACKWARDS, BACKWARDS.replace("(virtual - 1 - v) * ranks + rank, m",

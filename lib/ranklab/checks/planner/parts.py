@@ -1,11 +1,17 @@
 """The parts of a GpuMemory or a Step, each a separate number."""
 
-from numbers import Real
-
 from ranklab.checks.prover import Told
 from ranklab.checks.trial import told_apart
 
 ROUNDING = 1e-9  # of the sum of all parts: less than that is the difference of two equal sums
+
+
+def number_of(value):
+    """Return a value as a float; None if it is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def parts_of(outcome, kind, tell, first=()):
@@ -18,11 +24,10 @@ def parts_of(outcome, kind, tell, first=()):
     if not isinstance(outcome, kind):
         return {"what it returns": f"a {type(outcome).__name__}"}
     names = dict.fromkeys((*first, *kind.__dataclass_fields__))
-    numbers = {name: getattr(outcome, name) for name in names}
-    if odd := [name for name, number in numbers.items() if not isinstance(number, Real)]:
+    numbers = {name: number_of(getattr(outcome, name)) for name in names}
+    if odd := [name for name, number in numbers.items() if number is None]:
         return {"what it returns": f"a {kind.__name__} whose `{odd[0]}` is "
-                                   f"a {type(numbers[odd[0]]).__name__}, not a number"}
-    numbers = {name: float(number) for name, number in numbers.items()}
+                                   f"a {type(getattr(outcome, odd[0])).__name__}, not a number"}
     least = ROUNDING * sum(numbers.values())
     return {"what it returns": f"a {kind.__name__}"} | {
         f"`{name}`": Told(number if abs(number) > least else 0.0, tell)

@@ -1,9 +1,9 @@
 """scaling_curve: from any first number of GPUs, with a constant batch and with a growing one."""
 
 from dataclasses import replace
-from numbers import Real
 from typing import NamedTuple
 
+from ranklab.checks.planner.parts import number_of
 from ranklab.checks.prover import Proof, Slip, Stage
 from ranklab.planner.catalog import MODELS, find_node
 from ranklab.planner.plan import Plan
@@ -33,7 +33,7 @@ def _see(fn, case):
     curve = fn(MODELS[case.model], case.plan, find_node("h100-dgx"), case.counts, weak=case.weak)
     is_list = isinstance(curve, list) and [3] * len(case.counts) == [
         len(point) if isinstance(point, tuple | list) and all(
-            isinstance(number, Real) for number in point) else 0 for point in curve]
+            number_of(number) is not None for number in point) else 0 for point in curve]
     yield {"what it returns": LIST if is_list else curve} | {
         f"{name} at {gpus} GPUs": float(number)
         for gpus, point in zip(case.counts, curve if is_list else ())

@@ -65,8 +65,9 @@ def tells_little(items):
     values = [value for *_, of_ranks in items for value in _flat(of_ranks[0])]
     words = {value for value in values if isinstance(value, str | bool | None)}
     numbers = [value for value in values if type(value) in (int, float)]
-    many = len(numbers) if len({*numbers}) > 1 else len(numbers[:1])
-    return len(words) + many <= LITTLE and all(map(_is_short, values))
+    if len({*numbers}) == 1:
+        numbers = numbers[:1]
+    return len(words) + len(numbers) <= LITTLE and all(map(_is_short, values))
 
 
 def _is_short(value):

@@ -11,7 +11,7 @@ from ranklab.checks.prover.facts import fact
 from ranklab.checks.prover.observe import observe, unpacked
 from ranklab.checks.prover.slips import edited
 
-LIKE = "A mistake that shows just this: "  # where few numbers or words, or an error, are all
+LIKE = "A mistake that shows just this: "  # all that is seen is an error, or few numbers or words
 _RIGHT = {}  # (Stage, number of ranks): what is right there, packed
 
 
@@ -128,4 +128,4 @@ class Proof(Exercise):
         if len(best) != 1:
             return ""
         is_little = difference.broken or digest.tells_little(target[1])
-        return LIKE * bool(is_little) + best[0]
+        return (LIKE if is_little else "") + best[0]

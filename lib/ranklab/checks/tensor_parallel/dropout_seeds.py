@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -46,20 +47,22 @@ def no_seeds(*_):
     """Replace the answer as an oracle: without seeds, none is wrong."""
 
 
-def _is_pair(value):
-    return isinstance(value, tuple | list) and len(value) == 2
+def _pair_of(value):
+    """Return the two items of a value, or None."""
+    items = tuple(value) if isinstance(value, Iterable) else ()
+    return items if len(items) == 2 else None
 
 
 def _see(fn, case):
     calls = [] if fn is no_seeds else list(
         itertools.product(case.seeds, range(case.data), case.ranks))
     state = torch.get_rng_state()
-    pairs = {call: fn(*call, case.R) for call in calls}
+    results = {call: fn(*call, case.R) for call in calls}
     is_drawn = not torch.equal(state, torch.get_rng_state())
     torch.set_rng_state(state)
-    odd = [pair for pair in pairs.values() if not _is_pair(pair)]
-    if odd:
-        yield {"what it returns": f"{odd[0]!r:.60}"}
+    pairs = {call: _pair_of(result) for call, result in results.items()}
+    if odd := [call for call, pair in pairs.items() if pair is None]:
+        yield {"what it returns": f"{results[odd[0]]!r:.60}"}
         return
     kinds = {type(number).__name__ for pair in pairs.values() for number in pair}
     yield {"what it returns": "two seeds",
@@ -67,7 +70,7 @@ def _see(fn, case):
            "the type of seeds": sorted(kinds | {"int"})}
     if is_drawn or kinds - {"int"}:
         return
-    again = {call: fn(*call, case.R) for call in calls}
+    again = {call: _pair_of(fn(*call, case.R)) for call in calls}
     yield {"a second call": "the same seeds" if again == pairs else "other seeds",
            "seeds that torch.manual_seed does not take": AtMost(
                sum(abs(number) >= 2**63 for pair in pairs.values() for number in pair), 0)}

@@ -162,12 +162,11 @@ TRAINED = "linear.weight.requires_grad"
 WHOLE_STAYS = ("A reference to `linear` keeps the whole weight in memory. Keep only this rank's "
                "parts.")
 SPEC = ("split_of() of a Parameter made by hand is None, but the gradient norm and checkpoints "
-        "need it; and such a Parameter may ignore requires_grad{}. Use split_parameter.")
+        "need it; and such a Parameter may ignore requires_grad. Use split_parameter.")
 AROUND = ("Keep split_parameter's result as it is: split_of() of a new Parameter around it is "
           "None, and a frozen one becomes trainable.")
 VIEW = ("A slice or a chunk is a view of the whole weight, and a new Parameter may ignore "
-        "requires_grad{}. Use split_parameter, which copies the part.")
-OR_PARTS = " or `parts`"
+        "requires_grad. Use split_parameter, which copies the part.")
 DETACHED = ("A detached tensor does not require grad, so the new parameter is frozen. Pass the "
             "Parameter itself.")
 CALLERS = "`linear` belongs to the caller: do not modify it."
@@ -199,9 +198,9 @@ COLUMN = Proof(
              (KEEP, "self.group, self.enter = group, copy_to_region")),
         Slip(SUBMODULE, (KEEP, f"{KEEP}\n        self.linear = linear")),
         Slip(WHOLE_STAYS, (KEEP, f"{KEEP}\n        self.whole = [linear]")),
-        Slip(VIEW.format(OR_PARTS), (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)})"),
+        Slip(VIEW, (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)})"),
              (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)}, {TRAINED})"), torch=torch),
-        Slip(SPEC.format(OR_PARTS),
+        Slip(SPEC,
              (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)}.detach().clone())"),
              (ROWS, f"torch.nn.Parameter({CHUNK.format('weight', 0)}.detach().clone(), {TRAINED})"),
              torch=torch),
@@ -310,9 +309,9 @@ ROW = Proof(
         Slip("The bias is missing. Add it after the sum.", (RETURN, "y")),
         Slip("x may have any number of dims before its last one.",
              ("if self.bias is None", "if self.bias is None or x.dim() == 2")),
-        Slip(VIEW.format(""), (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)})"),
+        Slip(VIEW, (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)})"),
              (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)}, {TRAINED})")),
-        Slip(SPEC.format(""),
+        Slip(SPEC,
              (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)}.detach().clone())"),
              (COLUMNS, f"torch.nn.Parameter({CHUNK.format('weight', 1)}.detach().clone(), "
               f"{TRAINED})")),

@@ -3,7 +3,7 @@
 import textwrap
 
 from ranklab.planner.cost import DAY
-from ranklab.planner.machine import NO_BF16
+from ranklab.planner.machine import dtype_of
 from ranklab.planner.offers import limit
 from ranklab.planner.request import plain
 
@@ -42,10 +42,10 @@ def machine_line(machine, answer):
     islands = (f", {machine['far'] / 1e9:.3g} GB/s between islands of {machine['island']}"
                if machine["island"] else "")
     memory = machine["memory_bytes"]
-    precision = "fp16" if machine["accelerator"].partition("-")[0] in NO_BF16 else "bf16"
     return fill(
         f"{answer['gpus']:,} GPUs of {machine['name']}: {machine['peak_flops'] / 1e12:.0f} TFLOP/s "
-        f"({precision}), {memory / 1e9:.1f} GB (1e9 bytes; {memory / 2**30:.3g} GiB), "
+        f"({dtype_of(machine['accelerator'])}), {memory / 1e9:.1f} GB "
+        f"(1e9 bytes; {memory / 2**30:.3g} GiB), "
         f"{machine['node']} in a node at {machine['link'] / 1e9:.0f} GB/s, "
         f"{machine['network'] / 1e9:.3g} GB/s between nodes{islands}. "
         f"{assumed(answer['reserve'], [machine])}")
@@ -53,7 +53,9 @@ def machine_line(machine, answer):
 
 def assumed(reserve, machines):
     """Return the sentences on what all layouts on these machines assume."""
-    families = sorted({machine["accelerator"].partition("-")[0] for machine in machines} & NO_BF16)
+    older = (machine["accelerator"] for machine in machines
+             if dtype_of(machine["accelerator"]) == "fp16")
+    families = sorted({accelerator.partition("-")[0] for accelerator in older})
     return ASSUMED.format(100 * reserve) + "".join(map(OLDER.format, families))
 
 
